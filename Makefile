@@ -1,0 +1,52 @@
+# `make demo` and `make test` do all the set-up they need; a second run starts at once.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+PYTEST_ARGS ?=
+INSTALL_ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# One torch thread per process: the test processes share the cores.
+export OMP_NUM_THREADS ?= 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help demo test test-fast lint venv clean
+
+help:
+	@echo "make demo       train a small VSD network on digits, print accuracy and calibration, draw demo.png"
+	@echo "make test       lint, types, and every test, the slow ones too"
+	@echo "make test-fast  every test but the slow ones"
+	@echo "make lint       ruff and mypy"
+	@echo "make clean      remove .venv and caches"
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
+
+demo: $(READY)
+	@echo "== demo: a small VSD network on the digits that come with scikit-learn"
+	$(BIN)/python tutorials/demo.py
+
+test: lint
+	@echo "== test: all tests and doctests, $(WORKERS) processes"
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-fast: $(READY)
+	@echo "== test-fast: tests and doctests but the slow ones, $(WORKERS) processes"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+
+lint: $(READY)
+	@echo "== lint: ruff, then mypy on the package"
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+venv: $(READY)
+
+# Made again when the dependencies change; the package itself is installed in place.
+$(READY): setup.cfg pyproject.toml constraints.txt
+	@echo "== set-up: a virtual environment in $(VENV) (the first time: some minutes and a few GB, most of it PyTorch)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(INSTALL_ARGS) --editable ".[test]" --constraint constraints.txt
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

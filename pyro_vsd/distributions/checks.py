@@ -1,0 +1,63 @@
+"""Checks of shapes and values that the distributions share; each message says what was expected and what came."""
+
+import numbers
+
+import torch
+from torch import Tensor
+
+__all__ = ["as_vectors", "broadcast_noise", "event_axis", "positive_finite", "unit_shaped"]
+
+
+def as_vectors(vectors: Tensor | None, alpha: Tensor) -> Tensor:
+    """``vectors (..., T, K)`` that fit ``alpha (..., K)``; ``None`` means T = 0."""
+    if alpha.dim() < 1:
+        raise ValueError(
+            f"alpha: expected a shape (..., K), got {tuple(alpha.shape)}. Give one droprate per noise unit, for "
+            "instance alpha.expand(K)."
+        )
+    K = alpha.shape[-1]
+    if vectors is None:
+        return alpha.new_zeros(0, K)
+    if vectors.dim() < 2 or vectors.shape[-1] != K:
+        raise ValueError(
+            f"vectors: expected a shape (..., T, {K}) to fit alpha of shape {tuple(alpha.shape)}, got "
+            f"{tuple(vectors.shape)}. T = 0 (no reflection) is vectors of shape (0, {K}), or None."
+        )
+    if vectors.dtype != alpha.dtype:
+        raise ValueError(f"vectors: expected the dtype of alpha, {alpha.dtype}, got {vectors.dtype}.")
+    return vectors
+
+
+def broadcast_noise(alpha: Tensor, vectors: Tensor) -> torch.Size:
+    """The batch shape of ``alpha (..., K)`` and ``vectors (..., T, K)``."""
+    try:
+        return torch.broadcast_shapes(alpha.shape[:-1], vectors.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"expected batch shapes that broadcast, got alpha {tuple(alpha.shape)} and vectors {tuple(vectors.shape)}."
+        ) from None
+
+
+def event_axis(noise_dim: int, event_dim: int, shape: torch.Size) -> int:
+    """``noise_dim`` as a negative axis of an event of ``event_dim`` dimensions."""
+    if not isinstance(noise_dim, numbers.Integral) or not -event_dim <= noise_dim < event_dim:
+        raise ValueError(
+            f"noise_dim: expected an axis of the event {tuple(shape[len(shape) - event_dim:])}, from {-event_dim} to "
+            f"{event_dim - 1}, got {noise_dim!r}."
+        )
+    return int(noise_dim) - event_dim if noise_dim >= 0 else int(noise_dim)
+
+
+def unit_shaped(noise: Tensor, noise_dim: int, event_dim: int) -> Tensor:
+    """A per-unit tensor ``(..., K)`` shaped to multiply events of rank ``event_dim`` along their axis ``noise_dim``."""
+    shape = [1] * event_dim
+    shape[noise_dim] = noise.shape[-1]
+    return noise.reshape(noise.shape[:-1] + tuple(shape))
+
+
+def positive_finite(name: str, value: Tensor) -> None:
+    """Raises where a value is not positive and finite; NaN is neither."""
+    if not bool((torch.isfinite(value) & (value > 0)).all()):
+        worst = value.detach().flatten()
+        bad = worst[~(torch.isfinite(worst) & (worst > 0))][0].item()
+        raise ValueError(f"{name}: expected positive finite values, got {bad} in a tensor of shape {tuple(value.shape)}.")

@@ -1,0 +1,261 @@
+"""The draw of a weight: a tensor that knows its mean and its noise, and puts the noise on activations where it can.
+
+``F.linear``, the convolutions and ``@`` apply one noise vector *per example*; every other operation meets one dense
+draw. Nothing of torch is patched: :class:`LazyWeight` is a tensor subclass with ``__torch_function__``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from pyro_vsd.ops.noise import structured_noise
+
+if TYPE_CHECKING:
+    from pyro_vsd.distributions.structured_dropout import StructuredDropout
+
+__all__ = ["Draw", "LazyWeight", "ParticleTensor", "coherent"]
+
+_COHERENT: ContextVar[bool] = ContextVar("pyro_vsd_coherent", default=False)
+
+
+@contextmanager
+def coherent() -> Iterator[None]:
+    """Within this context one noise vector serves all inputs of a draw: one sampled *function* instead of one
+    prediction per example. For plots of sampled functions and Thompson sampling.
+
+    >>> import pyro_vsd as vsd
+    >>> weight = vsd.distributions.StructuredDropout(torch.ones(3, 2), torch.ones(3)).rsample()
+    >>> x = torch.ones(5, 3)
+    >>> with coherent():
+    ...     y = x @ weight
+    >>> bool((y == y[0]).all())
+    True
+    """
+    token = _COHERENT.set(True)
+    try:
+        yield
+    finally:
+        _COHERENT.reset(token)
+
+
+class ParticleTensor(Tensor):
+    """Marks an activation whose leading dimensions are those of vectorised particles. Results of operations on it are
+    marked as well (torch's default for subclasses), so that the next weight knows where the examples begin."""
+
+
+class Draw:
+    """The noise of one draw, shared by all views of its weight: made on first use, then kept.
+
+    :param law: the posterior the draw comes from.
+    :param batch_shape: sample and batch dimensions of the draw.
+    """
+
+    #: rows of standard normals come from here where set (``predict`` sets it), else from torch's global generator
+    generator: torch.Generator | None = None
+    #: where set, each example draws its own z from this law (``predict`` sets it)
+    scale_law: Any = None
+    #: which axis of a sequence input counts the examples
+    example_dim: int = 0
+    #: the site's name, for messages
+    name: str = "weight"
+
+    def __init__(self, law: "StructuredDropout", batch_shape: torch.Size):
+        self.law = law
+        self.batch_shape = batch_shape
+        # Pyro puts particles left of the plates; the rightmost plate is the one the examples run along. A batch of
+        # weights of its own (replicas) is kept whole.
+        own = law.theta.dim() > len(law.event_shape) or law.terms.std.dim() > 1
+        strip = not own and len(batch_shape) > 1 and batch_shape[-1] == 1
+        self.particles = batch_shape[:-1] if strip else batch_shape
+        self.met: set[int] = set()  # numbers of examples met
+        self._rows: dict[int, Tensor] = {}
+        self._unit: Tensor | None = None
+        self._dense: Tensor | None = None
+
+    def again(self) -> "Draw":
+        """The same dense draw for another pass: noise per example is drawn anew."""
+        new = Draw(self.law, self.batch_shape)
+        new.generator, new.scale_law = self.generator, self.scale_law
+        new.example_dim, new.name = self.example_dim, self.name
+        new._unit, new._dense = self.unit_noise(), self._dense
+        return new
+
+    @property
+    def used_dense(self) -> bool:
+        """Whether some operation met the dense draw."""
+        return self._dense is not None
+
+    def rows(self, n: int) -> Tensor:
+        """``z ⊙ ξ`` for ``n`` examples: ``particles + (n, K)``, the same for each use of the draw."""
+        self.met.add(n)
+        if _COHERENT.get():
+            unit = self.unit_noise()
+            return unit.reshape(self.particles + (1, unit.shape[-1]))
+        if n not in self._rows:
+            self._rows[n] = self._draw_rows(n)
+        return self._rows[n]
+
+    def _normals(self, shape: torch.Size) -> Tensor:
+        std = self.law.terms.std
+        if self.generator is None:
+            return torch.randn(shape, dtype=std.dtype, device=std.device)
+        # Torch fills normals in blocks of 16: whole blocks per row make a row's numbers independent of how the rows
+        # are cut into batches.
+        width = -(-shape[-1] // 16) * 16
+        full = torch.randn(
+            shape[:-1] + (width,), dtype=std.dtype, device=self.generator.device, generator=self.generator
+        )
+        return full[..., : shape[-1]].to(std.device)
+
+    def _draw_rows(self, n: int) -> Tensor:
+        law = self.law
+        K = law.num_units
+        terms = law.terms
+        eps = self._normals(torch.Size((*self.particles, n, K)))
+        xi = structured_noise(eps, terms.std, terms.N, terms.S)
+        if self.scale_law is not None:
+            base = self.scale_law
+            z = (base.loc + base.scale * self._normals(torch.Size((n, K)))).exp()
+            return xi * z
+        if law.scale is None:
+            return xi
+        scale = law.scale  # (..., K), with the batch shape of the draw where particles are vectorised
+        return xi * scale.expand(self.batch_shape + (K,)).reshape(self.particles + (1, K))
+
+    def unit_noise(self) -> Tensor:
+        """``z ⊙ ξ`` of the dense draw: ``batch_shape + (K,)``."""
+        if self._unit is None:
+            law, terms = self.law, self.law.terms
+            eps = self._normals(torch.Size((*self.batch_shape, 1, law.num_units)))
+            xi = structured_noise(eps, terms.std, terms.N, terms.S).squeeze(-2)
+            self._unit = xi if law.scale is None else xi * law.scale
+        return self._unit
+
+    def dense(self) -> Tensor:
+        """``diag(z ⊙ ξ) Θ``: ``batch_shape + event_shape``."""
+        if self._dense is None:
+            self._dense = self.law.theta * self.law._along(self.unit_noise())
+        return self._dense
+
+
+class _Mean(Tensor):
+    """The mean of a weight. Calling it averages the draw's entries, as ``Tensor.mean`` does."""
+
+    _draw: Draw
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._draw.dense().mean(*args, **kwargs)
+
+
+class LazyWeight(Tensor):
+    """A draw of :class:`~pyro_vsd.distributions.StructuredDropout`; see the module's text.
+
+    :ivar draw: the noise, shared by all views.
+    :ivar transposed: whether the last two axes are swapped.
+    """
+
+    draw: Draw
+    transposed: bool
+
+    @staticmethod
+    def __new__(cls, draw: Draw, transposed: bool = False) -> "LazyWeight":
+        law = draw.law
+        shape = list(draw.batch_shape + law.event_shape)
+        if transposed:
+            shape[-1], shape[-2] = shape[-2], shape[-1]
+        weight = Tensor._make_wrapper_subclass(
+            cls,
+            shape,
+            dtype=law.theta.dtype,
+            device=law.theta.device,
+            requires_grad=torch.is_grad_enabled() and law.requires_grad,
+        )
+        weight.draw, weight.transposed = draw, transposed
+        return weight
+
+    def dense(self) -> Tensor:
+        """The dense draw, a plain tensor with gradients; the same for all uses."""
+        return self._seen(self.draw.dense())
+
+    def _seen(self, value: Tensor) -> Tensor:
+        return value.mT if self.transposed else value
+
+    @property
+    def mean(self) -> Any:
+        """Θ (times z): the mean of the weight, given z."""
+        mean = self._seen(self.draw.law.loc).as_subclass(_Mean)
+        mean._draw = self.draw
+        return mean
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"LazyWeight(shape={tuple(self.shape)}, noise_dim={self.draw.law.noise_dim}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.dense().detach().clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dense().detach().clone().__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        args, kwargs = tree_map(_densify, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Below autograd: a dense draw made here would lose its gradient.
+        raise RuntimeError(
+            f"expected {func} to meet a lazy weight through torch's function protocol, which was switched off around "
+            "it. Pass weight.dense() there."
+        )
+
+
+def _densify(value: Any) -> Any:
+    return value.dense() if isinstance(value, LazyWeight) else value
+
+
+def _getters(*names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names}
+
+
+_METADATA: set[Any] = {
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.__len__,
+    Tensor.get_device,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+    *_getters("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_sparse", "is_leaf"),
+    *_getters("is_quantized", "is_meta", "is_mps", "is_nested", "is_xpu", "is_mkldnn"),
+}
+_HANDLERS: dict[Any, Callable[..., Any]] = {}
+
+
+def handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a handler for torch functions; it may return ``NotImplemented`` to let the dense draw serve."""
+
+    def register(handler: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            _HANDLERS[function] = handler
+        return handler
+
+    return register

@@ -1,0 +1,175 @@
+r"""What a layer's noise adds to the expected loss, to second order: the paper's explicit regulariser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Estimate", "Noise", "explicit_regularizer"]
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Noise(Protocol):
+    """A law of the noise ``(K,)``, such as a HouseholderNormal."""
+
+    @property
+    def mean(self) -> Tensor: ...
+
+    @property
+    def covariance_matrix(self) -> Tensor: ...
+
+    @property
+    def event_shape(self) -> torch.Size: ...
+
+    def sample(self, sample_shape: torch.Size) -> Tensor: ...
+
+
+class Estimate(NamedTuple):
+    """A value and its standard error, 0 where it was computed exactly."""
+
+    value: float
+    standard_error: float
+
+
+def explicit_regularizer(
+    net: nn.Module,
+    layer: nn.Module | str,
+    loss: Callable[[Any], Tensor],
+    *inputs: Any,
+    noise: Noise | Tensor,
+    on: Literal["input", "output"] | None = None,
+    num_samples: int | None = None,
+) -> Estimate:
+    r"""What noise adds to the mean loss, :math:`R_i = \frac12 E_x \langle H_i, diag(h_i) \Sigma\, diag(h_i) \rangle`.
+
+    :math:`H_i` is the Hessian of an example's loss in what the noise multiplies, :math:`h_i`. It is met through
+    Hessian-vector products only: with :math:`\Sigma = L L^T`,
+
+    .. math:: R_i = \frac{1}{2B} \sum_b \sum_k (h_b \odot L_{:k})^T H_b (h_b \odot L_{:k}),
+
+    that is K of them on the whole batch, or ``num_samples`` with draws of the noise in place of the columns of L.
+    Positions (tokens, pixels) of an example share its noise. Lower means a flatter loss.
+
+    :param net: a network that runs without noise; examples must not meet, so put batch normalisation into ``eval``.
+    :param layer: the layer, or its name in ``net``.
+    :param loss: from the network's output to one loss for each example, ``(B,)``.
+    :param inputs: what ``net`` is called with; the first dimension of the layer's input is B.
+    :param noise: law of the noise, its covariance ``(K, K)``, or the variances ``(K,)`` of independent noise.
+    :param on: what the noise multiplies: the layer's input, or its output before the bias. None takes the output for
+        convolutions and the input for all others.
+    :param num_samples: number of draws; None computes the value exactly.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
+    >>> x, y = torch.tensor([[3.0, 1.0]]), torch.tensor([0.0])
+    >>> explicit_regularizer(
+    ...     layer, layer, lambda out: 0.5 * (out.squeeze(-1) - y) ** 2, x, noise=torch.tensor([0.1, 0.2])
+    ... )  # 0.5 * (0.1 * 9 * 1 + 0.2 * 1 * 4)
+    Estimate(value=0.85..., standard_error=0.0)
+    """
+    module = net.get_submodule(layer) if isinstance(layer, str) else layer
+    if not any(module is one for one in net.modules()):
+        raise ValueError(f"expected a layer of the network, got {module}. Give the module itself or its name.")
+    if num_samples is not None and num_samples < 2:
+        raise ValueError(f"expected num_samples of at least 2, for a standard error, got {num_samples}.")
+    where = on or ("output" if isinstance(module, _CONVOLUTIONS) else "input")
+    with torch.enable_grad(), _Perturbation(module, where) as perturbation:
+        losses = loss(net(*inputs))
+        eta = perturbation.eta
+        if eta is None:
+            raise ValueError("expected the layer to run when the network does, got no call. Check the layer's name.")
+        if losses.shape != eta.shape[:1]:
+            raise ValueError(
+                f"expected one loss for each example, of shape {tuple(eta.shape[:1])}, got {tuple(losses.shape)}. "
+                "Use reduction='none'."
+            )
+        (slope,) = torch.autograd.grad(losses.sum(), eta, create_graph=True)
+    directions = _directions(noise, eta.detach(), num_samples)
+    values = torch.stack([_curvature(slope, eta, direction) for direction in directions])
+    if num_samples is None:
+        return Estimate(float(values.sum()), 0.0)
+    return Estimate(float(values.mean()), float(values.std() / num_samples**0.5))
+
+
+def _curvature(slope: Tensor, eta: Tensor, direction: Tensor) -> Tensor:
+    """Mean over examples of half the second derivative of the loss along a direction ``(B, K)``."""
+    if not slope.requires_grad:  # a loss linear in the noise
+        return slope.new_zeros(())
+    (product,) = torch.autograd.grad(slope, eta, direction, retain_graph=True, materialize_grads=True)
+    return 0.5 * (direction * product).sum() / len(eta)
+
+
+class _Perturbation:
+    """Multiplies a layer's input or output by 1 + eta, with eta ``(B, K)`` at zero, for derivatives in eta."""
+
+    def __init__(self, module: nn.Module, on: str) -> None:
+        if on not in ("input", "output"):
+            raise ValueError(f"expected on='input' or 'output', got {on!r}.")
+        self.eta: Tensor | None = None
+        self.module, self.on = module, on
+
+    def __enter__(self) -> _Perturbation:
+        if self.on == "input":
+            self.handle = self.module.register_forward_pre_hook(self._before)
+        else:
+            self.handle = self.module.register_forward_hook(self._after)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.handle.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] + args[0] * self._noise(args[0]), *args[1:])
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        noise = self._noise(output)
+        bias = getattr(module, "bias", None)
+        return output + noise * (output if bias is None else output - bias.reshape(self._layout(output, 1)))
+
+    def _layout(self, h: Tensor, rows: int) -> tuple[int, ...]:
+        """Shape that puts rows first and units along the channels of a convolution, else last."""
+        middle = [1] * (h.dim() - 2)
+        return (rows, -1, *middle) if isinstance(self.module, _CONVOLUTIONS) else (rows, *middle, -1)
+
+    def _noise(self, h: Tensor) -> Tensor:
+        if h.dim() < 2:
+            raise ValueError(f"expected a batch of shape (B, ..., K) in the layer, got {tuple(h.shape)}.")
+        if self.eta is None:  # a layer that runs again uses the same noise
+            units = h.shape[1 if isinstance(self.module, _CONVOLUTIONS) else -1]
+            self.eta = h.new_zeros(len(h), units, requires_grad=True)
+        return self.eta.reshape(self._layout(h, len(h)))
+
+
+def _directions(noise: Noise | Tensor, eta: Tensor, num_samples: int | None) -> Iterator[Tensor]:
+    """Columns of L with covariance L Lᵀ, the same for every example, or draws for each: ``(B, K)`` every one."""
+    units = noise.shape[-1] if isinstance(noise, Tensor) else noise.event_shape[-1]
+    if units != eta.shape[-1]:
+        raise ValueError(
+            f"expected noise of {eta.shape[-1]} units, as many as what it multiplies, got {units}. "
+            "Check the layer, or choose on='input' or 'output'."
+        )
+    if num_samples is not None and not isinstance(noise, Tensor):  # never forms the covariance
+        for _ in range(num_samples):
+            yield (noise.sample(eta.shape[:1]) - noise.mean).to(eta)
+        return
+    factor = _factor(noise if isinstance(noise, Tensor) else noise.covariance_matrix).to(eta)  # (K, K)
+    if num_samples is None:
+        yield from (column.expand_as(eta) for column in factor.mT)
+    else:
+        yield from (torch.randn_like(eta) @ factor.mT for _ in range(num_samples))
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    """L with covariance L Lᵀ, ``(K, K)``; a semi-definite covariance will do."""
+    matrix = torch.diag(covariance) if covariance.dim() == 1 else covariance
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"expected a covariance of shape (K, K) or variances (K,), got {tuple(covariance.shape)}.")
+    values, vectors = torch.linalg.eigh(matrix.detach().double())
+    # rounding brings zero eigenvalues of a float32 covariance to about -1e-6 times the largest
+    if not float(values[0]) >= -1e-5 * float(values[-1]):
+        raise ValueError(f"expected a positive semi-definite covariance, got an eigenvalue of {float(values[0]):.3g}.")
+    return vectors * values.clamp(min=0).sqrt()

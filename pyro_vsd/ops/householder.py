@@ -1,0 +1,118 @@
+"""Products of Householder reflections in compact WY form: thin products only, never a ``K × K`` matrix."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["CompactWY", "compact_wy", "covariance_diag", "dense", "rotate", "rotate_inverse", "unit_vectors"]
+
+
+class CompactWY(NamedTuple):
+    r"""An orthogonal matrix :math:`U = H_T \cdots H_1 = I - N^\top S N`.
+
+    ``N`` has unit rows (or zero rows: no reflection), shape ``(..., T, K)``; ``S`` is lower triangular, ``(..., T, T)``.
+    """
+
+    N: Tensor
+    S: Tensor
+
+
+def unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ``vectors (..., T, K)`` divided by their norms, and the norms ``(..., T, 1)``, both in float64.
+
+    A row whose entries are all below the smallest normal number counts as zero: the unit row is zero, its norm is
+    infinite, so that whatever is divided by the norm in a gradient vanishes.
+
+    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0]
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    # Scaling by the largest entry first: the square of a norm of 1e±200 does not exist, not even in float64.
+    largest = vectors.detach().abs().amax(-1, keepdim=True)
+    zero = largest < torch.finfo(vectors.dtype).tiny
+    largest = torch.where(zero, 1.0, largest.double())
+    scaled = vectors.double() / largest
+    norm = torch.where(zero, 1.0, scaled.square().sum(-1, keepdim=True)).sqrt()
+    unit = torch.where(zero, 0.0, scaled / norm)
+    return unit, torch.where(zero, torch.inf, norm * largest)
+
+
+def inverse_factor(N: Tensor) -> Tensor:
+    """``S = (½ I + strictly lower part of N Nᵀ)⁻¹``, the small factor of the WY form; ``(..., T, T)``."""
+    eye = torch.eye(N.shape[-2], dtype=N.dtype, device=N.device)
+    lower = torch.tril(N @ N.mT, -1) + 0.5 * eye
+    return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+
+
+def compact_wy(vectors: Tensor) -> CompactWY:
+    r"""The WY form of the reflections :math:`H_t = I - 2 v_t v_t^\top / \lVert v_t \rVert^2`, in :math:`O(K T^2)`.
+
+    A zero vector means "no reflection", with zero gradients. The small numbers are formed in float64 whatever the
+    dtype of ``vectors``, and returned in that dtype.
+
+    :param vectors: raw vectors ``batch_shape + (T, K)``; ``T = 0`` is the identity.
+
+    >>> wy = compact_wy(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    >>> rotate(wy, torch.tensor([3.0, 5.0]))
+    tensor([-3., -5.])
+    """
+    N, _ = unit_vectors(vectors)
+    return CompactWY(N.to(vectors.dtype), inverse_factor(N).to(vectors.dtype))
+
+
+def rotate(wy: CompactWY, x: Tensor) -> Tensor:
+    """``U x`` for rows ``x (..., K)``, in ``O(TK)`` per row.
+
+    A batch of reflections ``batch_shape + (T, K)`` meets ``x`` as a matrix product would, ``batch_shape + (n, K)``; an
+    ``x`` of shape ``batch_shape + (K,)`` is one row for each.
+
+    >>> rotate(compact_wy(torch.eye(2)[:1]), torch.tensor([[3.0, 5.0]]))
+    tensor([[-3.,  5.]])
+    """
+    return _reflect(x, wy.N, wy.S.mT)
+
+
+def rotate_inverse(wy: CompactWY, x: Tensor) -> Tensor:
+    """``Uᵀ x`` for rows ``x``: undoes :func:`rotate`.
+
+    >>> wy = compact_wy(torch.tensor([[1.0, 2.0], [0.5, -1.0]]))
+    >>> rotate_inverse(wy, rotate(wy, torch.tensor([3.0, 5.0])))
+    tensor([3., 5.])
+    """
+    return _reflect(x, wy.N, wy.S)
+
+
+def _reflect(x: Tensor, N: Tensor, S: Tensor) -> Tensor:
+    if N.dim() > 2 and x.shape[:-1] == N.shape[:-2]:  # one row per batch element
+        return _reflect(x.unsqueeze(-2), N, S).squeeze(-2)
+    return x - ((x @ N.mT) @ S) @ N
+
+
+def covariance_diag(wy: CompactWY, alpha: Tensor) -> Tensor:
+    r"""The diagonal of :math:`\Sigma = U \operatorname{diag}(\alpha) U^\top`, in :math:`O(K T^2)`; ``(..., K)``.
+
+    .. math:: s_i = \alpha_i - 2 \alpha_i (Y_i \cdot N^\top_i) + Y_i M Y_i^\top,
+              \quad Y = N^\top S, \quad M = N \operatorname{diag}(\alpha) N^\top
+
+    Formed in float64 and clamped at zero: it is a difference of nearly equal numbers where reflections cancel.
+
+    >>> covariance_diag(compact_wy(torch.tensor([[1.0, 1.0]])), torch.tensor([1.0, 4.0]))
+    tensor([4., 1.])
+    """
+    N, S, a = wy.N.double(), wy.S.double(), alpha.double()
+    Y = N.mT @ S  # (..., K, T)
+    M = (N * a.unsqueeze(-2)) @ N.mT  # (..., T, T)
+    s = a - 2 * a * (Y * N.mT).sum(-1) + ((Y @ M) * Y).sum(-1)
+    return s.clamp(min=0).to(alpha.dtype)
+
+
+def dense(wy: CompactWY) -> Tensor:
+    """``U`` as a dense ``(..., K, K)`` matrix: for tests and pictures, ``O(K²)`` memory.
+
+    >>> dense(compact_wy(torch.eye(2)[:1]))
+    tensor([[-1.,  0.],
+            [ 0.,  1.]])
+    """
+    eye = torch.eye(wy.N.shape[-1], dtype=wy.N.dtype, device=wy.N.device)
+    return eye - wy.N.mT @ wy.S @ wy.N

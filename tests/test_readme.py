@@ -1,0 +1,58 @@
+"""What the README promises: its Python runs as it stands, its commands exist, the demo draws its figure."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_readme_has_an_example_of_25_lines():
+    assert len(BLOCKS[0].splitlines()) <= 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_block_runs(number, monkeypatch, tmp_path, capsys):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    names: dict = {}
+    try:
+        exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), names)
+    finally:
+        plt.close("all")
+    if number == 0:
+        assert "accuracy" in capsys.readouterr().out
+        accuracy = (names["prediction"].labels == names["test"].y).double().mean()
+        assert accuracy > 0.93
+
+
+@pytest.mark.parametrize("target", re.findall(r"^make ([\w-]+)", README, flags=re.MULTILINE))
+def test_command_exists(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\((?!https?:|#)([^)#]+)", README))
+def test_linked_file_exists(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.slow
+def test_demo_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tutorials" / "demo.py"), "--epochs", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert (tmp_path / "demo.png").stat().st_size > 10_000

@@ -1,0 +1,91 @@
+"""What `make demo` does: a VSD network and a plain one on handwritten digits, their calibration, and a figure.
+
+    python tutorials/demo.py [--epochs 30] [--figure demo.png]
+"""
+
+import argparse
+
+import matplotlib.pyplot as plt
+import pyro
+import torch
+from pyro.infer import SVI
+from pyro.optim import Adam
+from tqdm import tqdm
+
+import pyro_vsd as vsd
+
+SIZES = [64, 100, 100, 10]
+BATCH = 100
+
+
+def train_plain(train: vsd.datasets.Data, epochs: int) -> torch.nn.Module:
+    """The usual network: one weight vector, no noise."""
+    net = vsd.nn.mlp(SIZES)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in tqdm(range(epochs), desc="plain", unit="epoch"):
+        for x, y in train.batches(BATCH):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    return net
+
+
+def train_vsd(train: vsd.datasets.Data, epochs: int) -> tuple[vsd.nn.Classifier, vsd.VSDGuide]:
+    """The same network with structured dropout noise on the inputs of every layer."""
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp(SIZES)), num_data=len(train))
+    guide = vsd.VSDGuide(model, num_reflections=2)
+    svi = SVI(model, guide, Adam({"lr": 1e-3}), vsd.VSD_ELBO())
+    bar = tqdm(range(epochs), desc="VSD  ", unit="epoch")
+    for _ in bar:
+        loss = sum(svi.step(x, y) * len(y) for x, y in train.batches(BATCH)) / len(train)
+        bar.set_postfix_str(f"loss {loss / len(train):.3f} per image")
+    return model, guide
+
+
+def predict_plain(net: torch.nn.Module, x: torch.Tensor) -> vsd.ClassificationPrediction:
+    with torch.no_grad():
+        return vsd.ClassificationPrediction.from_samples(net(x).softmax(-1).unsqueeze(0))
+
+
+def shuffled_pixels(x: torch.Tensor) -> torch.Tensor:
+    """Images out of distribution: the same grey values, in another random order in each image."""
+    return x.gather(-1, torch.rand_like(x).argsort(-1))
+
+
+def draw(path: str, y: torch.Tensor, predictions: dict[str, tuple], figsize: tuple[float, float] = (11, 7)) -> None:
+    figure, axes = plt.subplots(2, 2, figsize=figsize, layout="constrained")
+    for row, (name, (inside, outside)) in zip(axes, predictions.items(), strict=True):
+        vsd.plots.reliability(inside, y, ax=row[0])
+        vsd.plots.entropy_histogram({"digits": inside, "shuffled pixels": outside}, ax=row[1])
+        row[0].set_title(f"{name}: reliability")
+        row[1].set_title(f"{name}: predictive entropy")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--figure", default="demo.png")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    pyro.set_rng_seed(options.seed)
+    train, test = vsd.datasets.digits()
+    outside = shuffled_pixels(test.x)
+    print(f"{len(train)} training and {len(test)} test images of 8 × 8 pixels; network {SIZES}")
+
+    net = train_plain(train, options.epochs)
+    model, guide = train_vsd(train, options.epochs)
+    predictions = {
+        "plain network": (predict_plain(net, test.x), predict_plain(net, outside)),
+        "VSD": tuple(vsd.predict(model, guide, x, num_samples=100) for x in (test.x, outside)),
+    }
+    for name, (inside, other) in predictions.items():
+        print(f"\n{name} (out of distribution: the same images with shuffled pixels)")
+        print(vsd.metrics.report(inside, test.y, ood=other))
+    draw(options.figure, test.y, predictions)
+    print(f"\nfigure: {options.figure}")
+
+
+if __name__ == "__main__":
+    main()
