@@ -226,6 +226,4 @@ def _(func: Any, weight: Any, *shape: Any) -> Any:
         return weight
     if new.numel() != weight.draw.batch_shape.numel() or law.scale is not None or law.theta.dim() > len(law.event_shape):
         return NotImplemented
-    draw = Draw(law, new)
-    draw.name, draw.example_dim = weight.draw.name, weight.draw.example_dim
-    return LazyWeight(draw)
+    return LazyWeight(weight.draw.again(new))

@@ -55,9 +55,11 @@ class Draw:
     :param batch_shape: sample and batch dimensions of the draw.
     """
 
-    #: rows of standard normals come from here where set (``predict`` sets it), else from torch's global generator
+    #: where set, rows of standard normals come from here (``predict`` sets it), else from torch's global generator
     generator: torch.Generator | None = None
-    #: where set, each example draws its own z from this law (``predict`` sets it)
+    #: the same for the dense draw
+    dense_generator: torch.Generator | None = None
+    #: where set, each example draws its own z from this LogNormal (``predict`` sets it)
     scale_law: Any = None
     #: which axis of a sequence input counts the examples
     example_dim: int = 0
@@ -73,22 +75,18 @@ class Draw:
         strip = not own and len(batch_shape) > 1 and batch_shape[-1] == 1
         self.particles = batch_shape[:-1] if strip else batch_shape
         self.met: set[int] = set()  # numbers of examples met
+        self.used_dense = False  # whether some operation met the dense draw
         self._rows: dict[int, Tensor] = {}
-        self._unit: Tensor | None = None
-        self._dense: Tensor | None = None
+        self._shared: dict[str, Tensor] = {}  # the dense draw, shared with draws made by `again`
 
-    def again(self) -> "Draw":
-        """The same dense draw for another pass: noise per example is drawn anew."""
-        new = Draw(self.law, self.batch_shape)
-        new.generator, new.scale_law = self.generator, self.scale_law
+    def again(self, batch_shape: torch.Size | None = None) -> "Draw":
+        """The same dense draw for another pass, in which the noise per example is drawn anew."""
+        new = Draw(self.law, self.batch_shape if batch_shape is None else batch_shape)
+        new.generator, new.dense_generator, new.scale_law = self.generator, self.dense_generator, self.scale_law
         new.example_dim, new.name = self.example_dim, self.name
-        new._unit, new._dense = self.unit_noise(), self._dense
+        if batch_shape is None:
+            new._shared = self._shared
         return new
-
-    @property
-    def used_dense(self) -> bool:
-        """Whether some operation met the dense draw."""
-        return self._dense is not None
 
     def rows(self, n: int) -> Tensor:
         """``z ⊙ ξ`` for ``n`` examples: ``particles + (n, K)``, the same for each use of the draw."""
@@ -100,28 +98,27 @@ class Draw:
             self._rows[n] = self._draw_rows(n)
         return self._rows[n]
 
-    def _normals(self, shape: torch.Size) -> Tensor:
+    def _normals(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         std = self.law.terms.std
-        if self.generator is None:
+        if generator is None:
             return torch.randn(shape, dtype=std.dtype, device=std.device)
         # Torch fills normals in blocks of 16: whole blocks per row make a row's numbers independent of how the rows
         # are cut into batches.
         width = -(-shape[-1] // 16) * 16
-        full = torch.randn(
-            shape[:-1] + (width,), dtype=std.dtype, device=self.generator.device, generator=self.generator
-        )
+        full = torch.randn(shape[:-1] + (width,), dtype=std.dtype, device=generator.device, generator=generator)
         return full[..., : shape[-1]].to(std.device)
 
     def _draw_rows(self, n: int) -> Tensor:
         law = self.law
         K = law.num_units
         terms = law.terms
-        eps = self._normals(torch.Size((*self.particles, n, K)))
+        # one call for both normals of a row: its numbers stay together however rows are cut into batches
+        per_row = 1 if self.scale_law is None else 2
+        eps = self._normals(torch.Size((*self.particles, n, per_row * K)), self.generator)
+        eps, eps_z = eps[..., :K], eps[..., K:]
         xi = structured_noise(eps, terms.std, terms.N, terms.S)
         if self.scale_law is not None:
-            base = self.scale_law
-            z = (base.loc + base.scale * self._normals(torch.Size((n, K)))).exp()
-            return xi * z
+            return xi * (self.scale_law.loc + self.scale_law.scale * eps_z).exp()
         if law.scale is None:
             return xi
         scale = law.scale  # (..., K), with the batch shape of the draw where particles are vectorised
@@ -129,18 +126,19 @@ class Draw:
 
     def unit_noise(self) -> Tensor:
         """``z ⊙ ξ`` of the dense draw: ``batch_shape + (K,)``."""
-        if self._unit is None:
+        if "unit" not in self._shared:
             law, terms = self.law, self.law.terms
-            eps = self._normals(torch.Size((*self.batch_shape, 1, law.num_units)))
+            eps = self._normals(torch.Size((*self.batch_shape, 1, law.num_units)), self.dense_generator)
             xi = structured_noise(eps, terms.std, terms.N, terms.S).squeeze(-2)
-            self._unit = xi if law.scale is None else xi * law.scale
-        return self._unit
+            self._shared["unit"] = xi if law.scale is None else xi * law.scale
+        return self._shared["unit"]
 
     def dense(self) -> Tensor:
         """``diag(z ⊙ ξ) Θ``: ``batch_shape + event_shape``."""
-        if self._dense is None:
-            self._dense = self.law.theta * self.law._along(self.unit_noise())
-        return self._dense
+        self.used_dense = True
+        if "dense" not in self._shared:
+            self._shared["dense"] = self.law.theta * self.law._along(self.unit_noise())
+        return self._shared["dense"]
 
 
 class _Mean(Tensor):

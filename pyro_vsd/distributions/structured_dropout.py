@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyro_vsd.distributions.column_product import ColumnProduct
 from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight
-from pyro_vsd.ops.noise import NoiseTerms
+from pyro_vsd.ops.noise import NoiseTerms, noise_terms
 
 __all__ = ["StructuredDropout"]
 
@@ -98,10 +98,9 @@ class StructuredDropout(ColumnProduct):
 
     @property
     def terms(self) -> NoiseTerms:
-        """Standard deviations and WY form, computed on first use."""
+        """Standard deviations, WY form and the KL's sum, computed on first use."""
         if self._terms is None:
-            N, S = self.wy
-            self._terms = NoiseTerms(self.alpha.sqrt(), N, S, self.alpha.new_zeros(()))
+            self._terms = noise_terms(self.alpha.log(), self.vectors)
         return self._terms
 
     @property

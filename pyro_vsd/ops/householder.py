@@ -24,9 +24,8 @@ def unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
     A row whose entries are all below the smallest normal number counts as zero: the unit row is zero, its norm is
     infinite, so that whatever is divided by the norm in a gradient vanishes.
 
-    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0]
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]], dtype=torch.float64)
+    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0].tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
     """
     # Scaling by the largest entry first: the square of a norm of 1e±200 does not exist, not even in float64.
     largest = vectors.detach().abs().amax(-1, keepdim=True)
@@ -86,6 +85,9 @@ def rotate_inverse(wy: CompactWY, x: Tensor) -> Tensor:
 def _reflect(x: Tensor, N: Tensor, S: Tensor) -> Tensor:
     if N.dim() > 2 and x.shape[:-1] == N.shape[:-2]:  # one row per batch element
         return _reflect(x.unsqueeze(-2), N, S).squeeze(-2)
+    if N.dim() == 2:  # one matrix for all rows: no temporary of the size of x
+        flat = x.reshape(-1, x.shape[-1])
+        return torch.addmm(flat, (flat @ N.mT) @ S, N, alpha=-1).reshape(x.shape)
     return x - ((x @ N.mT) @ S) @ N
 
 

@@ -41,14 +41,14 @@ class _NoiseTerms(torch.autograd.Function):
     def forward(ctx: Any, log_alpha: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         a = log_alpha.double().exp()
         std = a.sqrt()
-        if vectors.shape[-2] == 0:
+        if vectors.shape[-2] == 0 and vectors.dim() == 2:
             N = vectors.double()
             norm = S = N.new_zeros(N.shape[:-1] + (0,))
             s = a
         else:
             N, norm = unit_vectors(vectors)
             S = inverse_factor(N)
-            s = _rotated_diag(N, N.mT @ S, a)
+            s = _rotated_diag(N, N.mT @ S, a).clamp_(min=0)  # rounding, where reflections cancel
         log_ratio = (s.log1p() - log_alpha).sum(-1)
         ctx.save_for_backward(a, N, norm, S, s)
         ctx.dtypes = log_alpha.dtype, vectors.dtype
@@ -64,7 +64,7 @@ class _NoiseTerms(torch.autograd.Function):
         a, N, norm, S, s = ctx.saved_tensors
         w = g_ratio.unsqueeze(-1) / (1 + s)  # (..., K): gradient in s
         g_log_alpha = 0.5 * g_std * a.sqrt() - g_ratio.unsqueeze(-1)
-        if N.shape[-2] == 0:
+        if N.shape[-2] == 0 and N.dim() == 2:
             g_log_alpha = _sum_to(g_log_alpha + w * a, ctx.shapes[0])
             return g_log_alpha.to(ctx.dtypes[0]), torch.zeros(ctx.shapes[1], dtype=ctx.dtypes[1], device=a.device)
         # s_i = Σ_j U_ij² α_j, so the gradient in α is the same diagonal for Uᵀ.
@@ -88,8 +88,7 @@ class _NoiseTerms(torch.autograd.Function):
 def _rotated_diag(N: Tensor, Y: Tensor, a: Tensor) -> Tensor:
     """``diag(U diag(a) Uᵀ)`` for ``U = I − Y N``; ``(..., K)``."""
     M = (N * a.unsqueeze(-2)) @ N.mT
-    s = a + (((Y @ M) - 2 * a.unsqueeze(-1) * N.mT) * Y).sum(-1)
-    return s.clamp_(min=0)
+    return a + (((Y @ M) - 2 * a.unsqueeze(-1) * N.mT) * Y).sum(-1)
 
 
 def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -107,38 +106,54 @@ def structured_noise(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
     >>> structured_noise(torch.tensor([[1.0, -1.0]]), torch.tensor([0.1, 0.2]), torch.zeros(0, 2), torch.zeros(0, 0))
     tensor([[1.1000, 0.8000]])
     """
-    out: Tensor = _StructuredNoise.apply(eps, std, N, S)
-    return out
+    if not torch.is_autocast_enabled(eps.device.type):
+        out: Tensor = _StructuredNoise.apply(eps, std, N, S)
+        return out
+    # A rotation in half precision is none: the draw keeps the dtype of its parameters.
+    with torch.autocast(eps.device.type, enabled=False):
+        return structured_noise(eps, std, N, S)
 
 
 class _StructuredNoise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
-        eta = eps * std.unsqueeze(-2)  # (..., n, K)
-        ctx.shapes = std.shape, N.shape, S.shape
-        if N.shape[-2] == 0:
-            ctx.save_for_backward(eps)
-            return eta.add_(1)
-        c = eta @ N.mT  # (..., n, T)
-        d = c @ S.mT
-        ctx.save_for_backward(eps, std, N, S, c, d)
-        if eta.dim() == 2 and N.dim() == 2:
-            return torch.addmm(eta, d, N, alpha=-1).add_(1)
-        return (eta - d @ N).add_(1)
+        ctx.shapes = eps.shape, std.shape, N.shape, S.shape
+        ctx.flat = std.dim() == 1 and N.dim() == 2
+        if ctx.flat:  # one law for all rows: matrix products instead of batched ones
+            eps = eps.reshape(-1, eps.shape[-1])
+        out = torch.addcmul(eps.new_ones(()), eps, std.unsqueeze(-2))  # (..., n, K)
+        if N.shape[-2] == 0 and N.dim() == 2:
+            ctx.save_for_backward(eps, std)
+        else:
+            c = eps @ (N * std.unsqueeze(-2)).mT  # (..., n, T): N η
+            d = c @ S.mT
+            ctx.save_for_backward(eps, std, N, S, c, d)
+            # In place and in one pass: at this size memory costs more than arithmetic.
+            out = out.addmm_(d, N, alpha=-1) if ctx.flat else out - d @ N
+        return out.view(ctx.shapes[0]) if ctx.flat else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        std_shape, N_shape, S_shape = ctx.shapes
-        if N_shape[-2] == 0:
-            (eps,) = ctx.saved_tensors
-            return None, _sum_to((g * eps).sum(-2), std_shape), g.new_zeros(N_shape), g.new_zeros(S_shape)
-        eps, std, N, S, c, d = ctx.saved_tensors
-        g_d = g @ N.mT  # minus the gradient in d
-        g_c = g_d @ S
-        g_eta = torch.addmm(g, g_c, N, alpha=-1) if g.dim() == 2 and N.dim() == 2 else g - g_c @ N
-        g_eta = g_eta.mul_(eps)
-        # η = eps ⊙ std meets N from the left: (gᵀ_c η) is formed from eps to save a pass over η.
-        g_N = -(d.mT @ g) - (g_c.mT @ eps) * std.unsqueeze(-2)
-        g_S = -(g_d.mT @ c)
-        return None, _sum_to(g_eta.sum(-2), std_shape), _sum_to(g_N, N_shape), _sum_to(g_S, S_shape)
+        eps_shape, std_shape, N_shape, S_shape = ctx.shapes
+        if ctx.flat:
+            g = g.reshape(-1, g.shape[-1])
+        eps, std, *rest = ctx.saved_tensors
+        g_std = (g * eps).sum(-2)
+        if not rest:
+            g_N, g_S = g.new_zeros(N_shape), g.new_zeros(S_shape)
+            g_eta = g
+        else:
+            N, S, c, d = rest
+            g_d = g @ N.mT  # minus the gradient in d
+            g_c = g_d @ S
+            back = g_c.mT @ eps  # (..., T, K): what N and std need of η, formed from eps to save passes over η
+            g_std = g_std - (back * N).sum(-2)
+            g_N = -(d.mT @ g) - back * std.unsqueeze(-2)
+            g_S = -(g_d.mT @ c)
+            g_eta = g - g_c @ N if ctx.needs_input_grad[0] else g
+        g_eps = None
+        if ctx.needs_input_grad[0]:
+            g_eps = g_eta * std.unsqueeze(-2)
+            g_eps = g_eps.view(eps_shape) if ctx.flat else _sum_to(g_eps, eps_shape)
+        return g_eps, _sum_to(g_std, std_shape), _sum_to(g_N, N_shape), _sum_to(g_S, S_shape)

@@ -1,0 +1,195 @@
+"""Streaming averages over posterior samples, by the kind of observation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, OneHotCategorical
+
+from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+
+__all__ = ["Collector", "make_collector", "row_law"]
+
+
+class Collector:
+    """Takes the observed site's law for parts of the sequence (sample 0: all rows, sample 1: all rows, …)."""
+
+    def __init__(self, num_samples: int, rows: int, keep: bool):
+        self.num_samples, self.rows, self.keep = num_samples, rows, keep
+        self.sums: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
+        self.pivot: Tensor | None = None
+
+    def add(self, flat: Tensor, law: Any) -> None:
+        """:param flat: positions in the sequence. :param law: of batch shape ``(len(flat),)``."""
+        raise NotImplementedError
+
+    def finish(self) -> Prediction:
+        raise NotImplementedError
+
+    def _sum(self, name: str, flat: Tensor, value: Tensor) -> None:
+        # float64 where it exists: sums of many small numbers
+        dtype = torch.float32 if value.device.type == "mps" else torch.float64
+        if name not in self.sums:
+            self.sums[name] = torch.zeros((self.rows, *value.shape[1:]), dtype=dtype, device=value.device)
+        self.sums[name].index_add_(0, (flat % self.rows).to(value.device), value.to(dtype))
+
+    def _keep(self, name: str, flat: Tensor, value: Tensor) -> None:
+        if not self.keep:
+            return
+        if name not in self.kept:
+            self.kept[name] = value.new_empty((self.num_samples * self.rows, *value.shape[1:]))
+        self.kept[name][flat.to(value.device)] = value
+
+    def _kept(self, name: str) -> Tensor | None:
+        kept = self.kept.get(name)
+        return None if kept is None else kept.reshape(self.num_samples, self.rows, *kept.shape[1:])
+
+    def _mean(self, name: str, dtype: torch.dtype) -> Tensor:
+        return (self.sums[name] / self.num_samples).to(dtype)
+
+    def _add_spread(self, flat: Tensor, value: Tensor) -> None:
+        """Sums of deviations from each row's first sample, so that a small spread around a large mean survives."""
+        if self.pivot is None:
+            self.pivot = torch.zeros((self.rows, *value.shape[1:]), dtype=value.dtype, device=value.device)
+        first = flat < self.rows
+        flat_here = (flat % self.rows).to(value.device)
+        if bool(first.any()):
+            chosen = first.to(value.device)
+            self.pivot[flat_here[chosen]] = value[chosen]
+        deviation = value - self.pivot[flat_here]
+        self._sum("deviation", flat, deviation)
+        self._sum("square", flat, deviation.double().square() if value.device.type != "mps" else deviation.square())
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and population variance over the samples."""
+        assert self.pivot is not None
+        shift = self.sums["deviation"] / self.num_samples
+        variance = (self.sums["square"] / self.num_samples - shift.square()).clamp(min=0)
+        return (self.pivot + shift).to(self.pivot.dtype), variance.to(self.pivot.dtype)
+
+
+class _Classes(Collector):
+    def add(self, flat: Tensor, law: Any) -> None:
+        probs = _probs(law)
+        self._sum("probs", flat, probs)
+        self._sum("entropy", flat, torch.special.entr(probs).sum(-1))
+        self._keep("probs", flat, probs)
+        self.dtype = probs.dtype
+
+    def finish(self) -> Prediction:
+        return ClassificationPrediction(
+            self._mean("probs", self.dtype),
+            self._mean("entropy", self.dtype),
+            self.num_samples,
+            samples=self._kept("probs"),
+        )
+
+
+class _Normals(Collector):
+    def add(self, flat: Tensor, law: Any) -> None:
+        base = _base(law)
+        mean, scale = base.mean, base.stddev
+        self._add_spread(flat, mean)
+        self._sum("variance", flat, scale.square())
+        self._keep("mean", flat, mean)
+        self._keep("scale", flat, scale)
+
+    def finish(self) -> Prediction:
+        mean, epistemic = self._moments()
+        aleatoric = self._mean("variance", mean.dtype)
+        return RegressionPrediction(
+            mean, aleatoric, epistemic, self.num_samples, samples=self._kept("mean"), scales=self._kept("scale")
+        )
+
+
+class _Any(Collector):
+    """Any other likelihood; a categorical one over several positions counts by its probabilities."""
+
+    def __init__(self, num_samples: int, rows: int, keep: bool):
+        super().__init__(num_samples, rows, keep)
+        self.parts: list[tuple[Tensor, Any]] = []
+
+    def add(self, flat: Tensor, law: Any) -> None:
+        probs = _probs(law)
+        mean = law.mean if probs is None else probs
+        variance = law.variance if probs is None else probs * (1 - probs)
+        self._add_spread(flat, mean)
+        self._sum("variance", flat, variance)
+        self._keep("mean", flat, mean)
+        self.categorical = probs is not None
+        if self.keep:
+            self.parts.append((flat, law))
+
+    def finish(self) -> Prediction:
+        mean, spread = self._moments()
+        variance = mean * (1 - mean) if self.categorical else spread + self._mean("variance", mean.dtype)
+        components = _Components(self.parts, self.num_samples, self.rows) if self.keep else None
+        return Prediction(mean, variance, self.num_samples, samples=self._kept("mean"), components=components)
+
+
+class _Components(Distribution):
+    """Every sample's law, as they came: batch shape ``(S, N)``."""
+
+    arg_constraints: dict[str, Any] = {}
+
+    def __init__(self, parts: list[tuple[Tensor, Any]], num_samples: int, rows: int):
+        self.parts = parts
+        law = parts[0][1]
+        extra = law.batch_shape[1:]
+        super().__init__(torch.Size((num_samples, rows)), extra + law.event_shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        out = None
+        for flat, law in self.parts:
+            row = value[flat.to(value.device) % self._batch_shape[1]]
+            density = law.log_prob(row)
+            density = density.flatten(1).sum(-1) if density.dim() > 1 else density
+            if out is None:
+                out = density.new_empty(self._batch_shape.numel())
+            out[flat.to(out.device)] = density
+        assert out is not None
+        return out.reshape(self._batch_shape)
+
+
+def make_collector(law: Any, num_samples: int, rows: int, keep: bool) -> Collector:
+    """The collector for the law of an observed site."""
+    kind: type[Collector] = _Any
+    base = _base(law)
+    if len(law.batch_shape) == 1:
+        if isinstance(base, (Categorical, OneHotCategorical)) and base is law:
+            kind = _Classes
+        elif isinstance(base, Bernoulli) and len(law.event_shape) == 0:
+            kind = _Classes
+        elif isinstance(base, Normal) and len(law.event_shape) <= 1:
+            kind = _Normals
+    return kind(num_samples, rows, keep)
+
+
+def row_law(law: Any, rows: int) -> Any:
+    """A law whose batch begins with the rows; one declared without a plate has them in its event."""
+    if len(law.batch_shape) == 0 and isinstance(law, Independent) and law.event_shape[:1] == (rows,):
+        base, inner = law.base_dist, law.reinterpreted_batch_ndims - 1
+        law = Independent(base, inner) if inner else base
+    if law.batch_shape[:1] != (rows,):
+        raise ValueError(
+            f"expected an observed site with one entry for each of the {rows} rows in its batch shape, got batch shape "
+            f"{tuple(law.batch_shape)} and event shape {tuple(law.event_shape)}. Put the rows in a plate: with "
+            "pyro.plate('data', len(x)): …"
+        )
+    return law
+
+
+def _base(law: Any) -> Any:
+    while isinstance(law, Independent):
+        law = law.base_dist
+    return law
+
+
+def _probs(law: Any) -> Tensor | None:
+    base = _base(law)
+    if isinstance(base, (Categorical, OneHotCategorical)):
+        return base.probs
+    if isinstance(base, Bernoulli) and len(law.event_shape) == 0 and len(law.batch_shape) == 1:
+        return torch.stack([1 - base.probs, base.probs], -1)
+    return None

@@ -1,0 +1,74 @@
+"""Weights of the KL over training: functions ``step -> weight``."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["cosine_warmup", "cyclical", "linear_warmup"]
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class linear_warmup:
+    """From 0 to ``to`` in a straight line over ``steps`` steps, then constant.
+
+    >>> schedule = linear_warmup(10, to=0.5)
+    >>> schedule(0), schedule(5), schedule(100)
+    (0.0, 0.25, 0.5)
+    """
+
+    steps: int
+    to: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("steps", self.steps)
+
+    def __call__(self, step: int) -> float:
+        return self.to * min(1.0, step / self.steps)
+
+
+@dataclass(frozen=True)
+class cosine_warmup:
+    """From 0 to ``to`` along half a cosine over ``steps`` steps, then constant.
+
+    >>> schedule = cosine_warmup(10)
+    >>> schedule(0), round(schedule(5), 6), schedule(10)
+    (0.0, 0.5, 1.0)
+    """
+
+    steps: int
+    to: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("steps", self.steps)
+
+    def __call__(self, step: int) -> float:
+        return self.to * 0.5 * (1 - math.cos(math.pi * min(1.0, step / self.steps)))
+
+
+@dataclass(frozen=True)
+class cyclical:
+    """Cycles of ``period`` steps: from 0 to ``to`` in a straight line over the first ``ratio`` of each, then constant.
+
+    >>> schedule = cyclical(10, ratio=0.5)
+    >>> [schedule(step) for step in (0, 4, 5, 9, 10)]
+    [0.0, 0.8, 1.0, 1.0, 0.0]
+    """
+
+    period: int
+    to: float = 1.0
+    ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        _positive("period", self.period)
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio: expected a number in (0, 1], got {self.ratio!r}.")
+
+    def __call__(self, step: int) -> float:
+        return self.to * min(1.0, (step % self.period) / (self.ratio * self.period))
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name}: expected a positive number, got {value!r}.")
