@@ -21,10 +21,11 @@ from pyro_vsd.infer.quantiles import weight_quantiles
 from pyro_vsd.infer.setup import Entry, entries_from_priors, entries_from_trace, make_sites, trace_model
 from pyro_vsd.infer.sites import Site, support_from_plain
 from pyro_vsd.infer.vectors import VECTORS, VectorNetwork, make_vectors
-from pyro_vsd.ops.noise import noise_terms
+from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
 
 __all__ = ["VSDGuide"]
 
+_Noise = tuple[Tensor, Tensor, NoiseTerms]
 ROLES = ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale", "loc", "log_scale")
 
 
@@ -197,16 +198,14 @@ class VSDGuide(AutoGuide):
         if not self.sites:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
+        noise = self._joint_noise()
         result: dict[str, Tensor] = {}
         for name, site in self.sites.items():
-            if site.frames:
-                with ExitStack() as stack:
-                    for frame in site.frames:
-                        stack.enter_context(plates[frame.name])
-                    result[name] = pyro.sample(name, self._posterior(site, result.get(site.partner)))
-            else:
-                result[name] = pyro.sample(name, self._posterior(site, result.get(site.partner)))
-            value = result[name]
+            with ExitStack() as stack:
+                for frame in site.frames:
+                    stack.enter_context(plates[frame.name])
+                law = self._posterior(site, result.get(site.partner), noise.get(name))
+                value = result[name] = pyro.sample(name, law)
             if isinstance(value, LazyWeight):
                 value.draw.name, value.draw.example_dim = name, self.example_dim
         return result
@@ -229,15 +228,31 @@ class VSDGuide(AutoGuide):
             plates[name] = pyro.plate(name, frame.full_size, subsample=rows, dim=frame.dim)
         return plates
 
-    def _posterior(self, site: Site, partner: Tensor | None) -> Any:
+    def _noise_parameters(self, name: str) -> tuple[Tensor, Tensor]:
+        return self._get("log_alpha", name, 1), self._get("vectors", name, 2)
+
+    def _joint_noise(self) -> dict[str, "_Noise"]:
+        """Noise parameters and their terms for all weights outside of plates, layers of like width together."""
+        buckets: dict[int, list[str]] = {}
+        for name, site in self.sites.items():
+            if site.kind == "weight" and not site.batch_shape:
+                buckets.setdefault(_bucket(site.event_shape[site.noise_dim]), []).append(name)
+        result = {}
+        for names in buckets.values():
+            pairs = [self._noise_parameters(name) for name in names]
+            terms = joint_noise_terms(*zip(*pairs, strict=True))
+            result.update({n: (*pair, term) for n, pair, term in zip(names, pairs, terms, strict=True)})
+        return result
+
+    def _posterior(self, site: Site, partner: Tensor | None, noise: "_Noise | None" = None) -> Any:
         """The law of one site, from ``pyro.param`` statements inside a call and from bare parameters outside."""
         name = site.name
         if site.kind == "weight":
             theta = self._get("theta", name, len(site.event_shape))
-            log_alpha = self._get("log_alpha", name, 1)
-            vectors = self._get("vectors", name, 2)
-            terms = noise_terms(log_alpha, vectors)
-            return StructuredDropout.from_terms(theta, log_alpha, vectors, terms, site.noise_dim, partner)
+            if noise is None:
+                pair = self._noise_parameters(name)
+                noise = (*pair, noise_terms(*pair))
+            return StructuredDropout.from_terms(theta, *noise, site.noise_dim, partner)
         event_dim = len(site.event_shape)
         if site.kind == "scale":
             loc = self._get("z_loc", site.partner, event_dim)
@@ -391,12 +406,12 @@ class VSDGuide(AutoGuide):
                 f"the supports of {unwritable} could not be saved as plain types. Call guide.setup(*args) with the "
                 "model's arguments before loading."
             )
+        self.example_dim = state["example_dim"]
         layout = (state["num_reflections"], state["vectors"], state["rank"])
         if self.sites and layout == (self.num_reflections, self.vector_kind, self.rank):
             return
         self.num_reflections, self.vector_kind, self.rank = layout
-        self.example_dim = state["example_dim"]
-        self.supports = {n: support_from_plain(s.support) for n, s in sites.items() if s.support is not None}
+        self.supports |= {n: support_from_plain(s.support) for n, s in sites.items() if s.support is not None}
         for site in sites.values():
             like = tensors[prefix + _leading_parameter(site)]
             shape = site.batch_shape + site.event_shape
@@ -432,6 +447,11 @@ def _leading_parameter(site: Site) -> str:
         site.kind
     ]
     return f"{role}.{key}"
+
+
+def _bucket(K: int) -> int:
+    """Layers of one bucket are padded to its widest: all up to 1024 units together, above by factors of four."""
+    return max(5, -(-(K - 1).bit_length() // 2))
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -8,7 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction, check_labels, check_target
+from pyro_vsd.prediction import (
+    ClassificationPrediction,
+    Prediction,
+    RegressionPrediction,
+    check_labels,
+    check_target,
+    to_tensor,
+)
 
 __all__ = ["Array", "Classes", "classes", "gaussians", "mean", "probabilities", "targets", "vector"]
 
@@ -19,7 +26,7 @@ Classes = Prediction | Array
 
 def as_tensor(name: str, value: Array) -> Tensor:
     """A detached float tensor; half precision becomes float32, whose sums can be trusted."""
-    tensor = torch.as_tensor(value).detach()
+    tensor = to_tensor(value)
     if tensor.is_complex():
         raise ValueError(f"expected real {name}, got {tensor.dtype}.")
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
@@ -51,7 +58,7 @@ def classes(prediction: Classes, needs: str) -> ClassificationPrediction:
 def labelled(prediction: Classes, y: Array) -> tuple[Tensor, Tensor]:
     """Mean probabilities ``(N, C)`` and labels ``(N,)``."""
     probs = probabilities(prediction)
-    return probs, check_labels(torch.as_tensor(y, device=probs.device), *probs.shape)
+    return probs, check_labels(to_tensor(y, probs.device), *probs.shape)
 
 
 def gaussians(prediction: Prediction, needs: str) -> RegressionPrediction:
@@ -66,7 +73,7 @@ def gaussians(prediction: Prediction, needs: str) -> RegressionPrediction:
 def targets(mean: Tensor, y: Array) -> Tensor:
     """Real targets, shaped as the mean, finite."""
     _finite("prediction", mean)
-    target = torch.as_tensor(y, device=mean.device)
+    target = to_tensor(y, mean.device)
     check_target(target, tuple(mean.shape))
     _finite("y", target)
     return target.to(mean.dtype)

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from pyro_vsd.metrics.inputs import Array
+from pyro_vsd.prediction import to_tensor
 
 __all__ = ["spectral_norm", "stable_rank"]
 
 
 def spectral_norm(weight: Array | nn.Module) -> float:
-    r"""Largest singular value :math:`\|\Theta\|_2` of a weight: how much a layer can stretch its input. Lower is better.
+    r"""Largest singular value :math:`\|\Theta\|_2` of a weight: the most it stretches an input. Lower is better.
 
     :param weight: a weight ``(out, ...)`` or a layer that has one; flattened to ``(out, -1)``.
 
@@ -37,8 +38,7 @@ def stable_rank(weight: Array | nn.Module) -> float:
 
 
 def _matrix(weight: Array | nn.Module) -> Tensor:
-    tensor = weight.weight if isinstance(weight, nn.Module) else weight
-    matrix = torch.as_tensor(tensor).detach().double()
+    matrix = to_tensor(weight.get_parameter("weight") if isinstance(weight, nn.Module) else weight).double()
     if matrix.dim() < 2 or not matrix.numel():
         raise ValueError(f"expected a weight of shape (out, ...), two dimensions or more, got {tuple(matrix.shape)}.")
     if not bool(matrix.isfinite().all()):

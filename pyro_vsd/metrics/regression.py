@@ -58,8 +58,8 @@ def coverage(prediction: Prediction, y: Array, level: float = 0.95) -> float:
 def crps(prediction: Prediction, y: Array) -> float:
     r"""Continuous ranked probability score :math:`\int (F(t) - 1[t \ge y])^2 dt`, in the units of y. Lower is better.
 
-    Exact for the Gaussian mixture, :math:`E|Y - y| - \frac12 E|Y - Y'|` in closed form, in :math:`O(S^2)` a row. For
-    a certain prediction it is the absolute error.
+    Of the Gaussian mixture itself, not of draws from it: :math:`E|Y - y| - \frac12 E|Y - Y'|` to rounding. For a
+    certain prediction it is the absolute error.
 
     >>> from pyro_vsd.prediction import RegressionPrediction
     >>> prediction = RegressionPrediction.from_samples(torch.zeros(1, 1), torch.tensor(1.0))
@@ -128,7 +128,7 @@ def row_crps(prediction: Prediction, y: Array) -> Tensor:
     samples, scales = checked.require_samples("crps")
     for rows in checked.row_blocks():
         loc, scale = samples[:, rows], scales[:, rows]
-        out[rows] = _mean_abs(target[rows] - loc, scale).mean(0) - 0.5 * _mean_pair_distance(loc, scale)
+        out[rows] = _mean_abs(target[rows] - loc, scale).mean(0) - _half_pair_distance(loc, scale)
     return out
 
 
@@ -138,11 +138,24 @@ def _mean_abs(loc: Tensor, scale: Tensor) -> Tensor:
     return scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + loc * torch.erf(z / math.sqrt(2))
 
 
-def _mean_pair_distance(loc: Tensor, scale: Tensor) -> Tensor:
-    """E|Y - Y'| of two independent draws of a mixture; all pairs by S/2 shifts, so memory stays that of one."""
+def _half_pair_distance(loc: Tensor, scale: Tensor) -> Tensor:
+    r"""E|Y - Y'| / 2 of two independent draws of a mixture, by whichever of two ways is cheaper; memory is O(S).
+
+    As :math:`\int F (1 - F)` by the trapezoidal rule, whose error for so smooth a function vanishes like
+    exp(-const / step^2); or, where narrow components lie far apart, in closed form over all pairs, by S/2 shifts.
+    """
     num = len(loc)
-    total = 2 / math.sqrt(math.pi) * scale.mean(0)
+    # beyond 9 standard deviations nothing is left in float64; with steps of half the smallest the error is below 1e-14
+    start, stop = (loc - 9 * scale).amin(0), (loc + 9 * scale).amax(0)
+    num_points = int(((stop - start) / (0.5 * scale.amin(0))).amax().ceil())
+    if num_points < num:
+        step, total, inverse = (stop - start) / num_points, torch.zeros_like(start), math.sqrt(0.5) / scale
+        for point in range(1, num_points):
+            odd = torch.erf((start + point * step - loc) * inverse).mean(0)  # 2 F - 1, several times faster than ndtr
+            total += 1 - odd.square()
+        return 0.25 * total * step
+    total = scale.mean(0) / math.sqrt(math.pi)
     for shift in range(1, num // 2 + 1):
         pairs = _mean_abs(loc - loc.roll(shift, 0), torch.hypot(scale, scale.roll(shift, 0))).mean(0)
-        total = total + (pairs if 2 * shift == num else 2 * pairs)
+        total += 0.5 * pairs if 2 * shift == num else pairs
     return total / num

@@ -76,7 +76,7 @@ class Report:
         0.0411
         """
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped]
         except ImportError as error:
             raise ImportError("expected pandas for to_pandas, got none. Install it: pip install pandas") from error
         rows = {"value": list(self._values.values()), "better": [self.better(name) for name in self._values]}

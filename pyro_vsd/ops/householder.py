@@ -18,30 +18,38 @@ class CompactWY(NamedTuple):
     S: Tensor
 
 
-def unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
+def unit_vectors(vectors: Tensor, source: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Rows of ``vectors (..., T, K)`` divided by their norms, and the norms ``(..., T, 1)``, both in float64.
 
-    A row whose entries are all below the smallest normal number counts as zero: the unit row is zero, its norm is
-    infinite, so that whatever is divided by the norm in a gradient vanishes.
+    A row whose norm is below the smallest normal number counts as zero: the unit row is zero, its norm is infinite, so
+    that whatever is divided by the norm in a gradient vanishes.
 
-    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0].tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
+    :param source: the dtype the vectors were given in, where it is not theirs.
+
+    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0]
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]], dtype=torch.float64)
     """
-    # Scaling by the largest entry first: the square of a norm of 1e±200 does not exist, not even in float64.
-    largest = vectors.detach().abs().amax(-1, keepdim=True)
-    zero = largest < torch.finfo(vectors.dtype).tiny
-    largest = torch.where(zero, 1.0, largest.double())
-    scaled = vectors.double() / largest
-    norm = torch.where(zero, 1.0, scaled.square().sum(-1, keepdim=True)).sqrt()
-    unit = torch.where(zero, 0.0, scaled / norm)
-    return unit, torch.where(zero, torch.inf, norm * largest)
+    source = source or vectors.dtype
+    tiny = torch.finfo(source).tiny
+    rows = vectors.double()
+    if source == torch.float64:
+        # The square of a norm of 1e±200 does not exist: scale by the largest entry first.
+        largest = rows.detach().abs().amax(-1, keepdim=True)
+        largest = largest.masked_fill(largest < tiny, 1.0)
+        norm = torch.linalg.vector_norm(rows / largest, dim=-1, keepdim=True) * largest
+    else:
+        norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    norm = norm.masked_fill(norm < tiny, torch.inf)
+    return rows / norm, norm
 
 
 def inverse_factor(N: Tensor) -> Tensor:
     """``S = (½ I + strictly lower part of N Nᵀ)⁻¹``, the small factor of the WY form; ``(..., T, T)``."""
-    eye = torch.eye(N.shape[-2], dtype=N.dtype, device=N.device)
-    lower = torch.tril(N @ N.mT, -1) + 0.5 * eye
-    return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    gram = 2 * (N @ N.mT)
+    two = 2 * torch.eye(N.shape[-2], dtype=N.dtype, device=N.device)
+    # the solver takes a unit diagonal and reads the strictly lower part alone
+    return torch.linalg.solve_triangular(gram, two.expand_as(gram), upper=False, unitriangular=True)
 
 
 def compact_wy(vectors: Tensor) -> CompactWY:

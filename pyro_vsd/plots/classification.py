@@ -1,0 +1,166 @@
+"""Pictures of predicted classes: calibration, entropies, detection of unfamiliar inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from pyro_vsd.metrics import auroc, ece, ood_score, predictive_entropy, reliability_bins, roc_curve
+from pyro_vsd.metrics.inputs import Array, Classes, probabilities
+from pyro_vsd.metrics.ood import Score
+from pyro_vsd.plots.style import GREY, array, finish, look, named, new_axes
+from pyro_vsd.prediction import Prediction, to_tensor
+
+__all__ = ["entropy_cdf", "entropy_histogram", "ood_roc", "reliability"]
+
+# Points of a curve beyond which a page shows no more.
+_MAX_POINTS = 4096
+
+
+def reliability(
+    prediction: Classes | Mapping[str, Classes], y: Array, *, num_bins: int = 15, ax: Axes | None = None
+) -> Axes:
+    """Accuracy against confidence, in bins, with 95 % Wilson intervals of the accuracy; the diagonal is right.
+
+    Below the diagonal a model is too sure. One prediction is drawn as bars with its gaps to the mean confidence,
+    several as lines.
+
+    :param prediction: one, in any form the metrics take, or several by name, on the same inputs.
+    :param y: labels, ``(N,)``.
+
+    >>> ax = reliability(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1]))
+    >>> ax.get_xlabel()
+    'confidence'
+    """
+    axes, series = new_axes(ax), named(prediction)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="_diagonal")
+    for index, (name, one) in enumerate(series.items()):
+        style, bins = look(index), reliability_bins(one, y, num_bins)
+        middle = (bins.edges[1:] + bins.edges[:-1]) / 2
+        low, high = _wilson(bins.accuracy, bins.size)
+        error = array(torch.stack([bins.accuracy - low, high - bins.accuracy]).clamp(min=0)[:, bins.size > 0])
+        at, accuracy, confidence = (array(v[bins.size > 0]) for v in (middle, bins.accuracy, bins.confidence))
+        label = f"{name}, ECE {ece(one, y, num_bins):.3f}".removeprefix(", ")
+        if len(series) == 1:
+            width = 1 / num_bins
+            axes.bar(at, accuracy, width, color=style.colour, edgecolor="white", alpha=0.55, label=label)
+            axes.bar(
+                at, confidence - accuracy, width, bottom=accuracy,
+                fill=False, edgecolor="#D55E00", linewidth=0.8, hatch="////", label="gap to confidence",
+            )  # fmt: skip
+            axes.errorbar(at, accuracy, error, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+        else:
+            axes.errorbar(
+                confidence, accuracy, error, label=label, color=style.colour, linestyle=style.line,
+                marker=style.marker, markersize=4, linewidth=1.4, elinewidth=0.7,
+            )  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    return finish(axes, "confidence", "accuracy")
+
+
+def entropy_histogram(prediction: Classes | Mapping[str, Classes], *, bins: int = 30, ax: Axes | None = None) -> Axes:
+    """Density of the predictive entropy: near zero is right on familiar inputs, spread out on unfamiliar ones.
+
+    :param prediction: one, or several by name, such as in- and out-of-distribution inputs, or several methods.
+
+    >>> probs = torch.rand(100, 3).softmax(-1)
+    >>> entropy_histogram({"in": probs, "out": probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)}).get_ylabel()
+    'density'
+    """
+    axes, series = new_axes(ax), named(prediction)
+    top = _largest_entropy(series)
+    for index, (name, one) in enumerate(series.items()):
+        style = look(index)
+        density, edges = numpy.histogram(array(predictive_entropy(one)), bins, (0, top), density=True)
+        axes.stairs(density, edges, fill=True, color=style.colour, alpha=0.18, label="_fill")
+        # hatches of more than two would cover each other
+        axes.stairs(
+            density, edges, color=style.colour, linestyle=style.line, linewidth=1.4,
+            hatch=style.hatch if len(series) <= 2 else None, label=name or "_single",
+        )  # fmt: skip
+    axes.set_xlim(0, top)
+    return finish(axes, "predictive entropy (nats)", "density")
+
+
+def entropy_cdf(prediction: Classes | Mapping[str, Classes], *, ax: Axes | None = None) -> Axes:
+    """Share of rows with at most that predictive entropy; for unfamiliar inputs, lower lines are better.
+
+    :param prediction: one, or several by name.
+
+    >>> entropy_cdf(torch.rand(100, 3).softmax(-1)).get_ylabel()
+    'share of rows'
+    """
+    axes, series = new_axes(ax), named(prediction)
+    top = _largest_entropy(series)
+    for index, (name, one) in enumerate(series.items()):
+        style, entropy = look(index), array(predictive_entropy(one).sort().values)
+        ranks = array(_thin(torch.arange(1, len(entropy) + 1)))
+        x, share = entropy[ranks - 1], ranks / len(entropy)
+        # from (0, 0) to the right edge, also where all rows are sure or unsure
+        axes.step(
+            numpy.concatenate([[0], x, [max(top, x[-1])]]), numpy.concatenate([[0], share, [1]]), where="post",
+            color=style.colour, linestyle=style.line, linewidth=1.6, label=name or "_single",
+        )  # fmt: skip
+    axes.set(xlim=(0, top), ylim=(0, 1.02))
+    return finish(axes, "predictive entropy (nats)", "share of rows")
+
+
+def ood_roc(
+    inside: Classes | Mapping[str, Classes],
+    outside: Classes | Mapping[str, Classes],
+    *,
+    score: Score = "max_probability",
+    ax: Axes | None = None,
+) -> Axes:
+    """Accepted in-distribution rows against accepted out-of-distribution rows; the upper left corner is best.
+
+    :param inside: prediction on in-distribution inputs, or scores ``(N,)``; or several methods by name.
+    :param outside: the same on out-of-distribution inputs, with the same names.
+    :param score: what rows are ranked by, where predictions are given.
+
+    >>> ood_roc(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([1.0, 3.0])).get_lines()[-1].get_label()
+    'AUROC 0.917'
+    """
+    axes, positives, negatives = new_axes(ax), named(inside), named(outside)
+    if positives.keys() != negatives.keys():
+        raise ValueError(f"expected the same names in inside and outside, got {[*positives]} and {[*negatives]}.")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="_chance")
+    for index, name in enumerate(positives):
+        style = look(index)
+        scores = _scores(positives[name], score), _scores(negatives[name], score)
+        fpr, tpr = (array(_thin(part)) for part in roc_curve(*scores))
+        label = f"{name}, AUROC {auroc(*scores):.3f}".removeprefix(", ")
+        axes.plot(fpr, tpr, color=style.colour, linestyle=style.line, linewidth=1.6, label=label)
+    axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
+    return finish(axes, "accepted out of distribution (FPR)", "accepted in distribution (TPR)")
+
+
+def _scores(prediction: Classes, score: Score) -> Tensor:
+    if not isinstance(prediction, Prediction) and prediction.ndim == 1:
+        return to_tensor(prediction)
+    return ood_score(prediction, score)
+
+
+def _largest_entropy(series: Mapping[str, Classes]) -> float:
+    """Entropy of equally probable classes, of the largest number of classes."""
+    return math.log(max(probabilities(one).shape[-1] for one in series.values()))
+
+
+def _thin(points: Tensor) -> Tensor:
+    """At most so many of the points, evenly spaced, the first and the last among them."""
+    if len(points) <= _MAX_POINTS:
+        return points
+    return points[torch.linspace(0, len(points) - 1, _MAX_POINTS, dtype=torch.float64).round().long()]
+
+
+def _wilson(share: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """95 % interval of a share of so many rows; unlike the standard error it is not zero at a share of 0 or 1."""
+    z = 1.96
+    centre = (share + z**2 / (2 * size)) / (1 + z**2 / size)
+    half = z / (1 + z**2 / size) * (share * (1 - share) / size + z**2 / (4 * size**2)).sqrt()
+    return centre - half, centre + half

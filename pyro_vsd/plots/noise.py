@@ -1,0 +1,75 @@
+"""Pictures of a layer's noise: its covariance, and its droprates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from pyro_vsd.plots.style import GREY, array, finish, look, named, new_axes
+from pyro_vsd.prediction import to_tensor
+
+__all__ = ["droprates", "noise_covariance"]
+
+
+def noise_covariance(noise: Any, *, correlation: bool = False, ax: Axes | None = None) -> Axes:
+    """Heat map of a layer's noise covariance: light is positive, dark negative, the middle zero.
+
+    The colours end at the largest entry off the diagonal, which would drown in a scale made for the diagonal.
+
+    :param noise: a law with a ``covariance_matrix``, such as ``guide.noise(site)``, or the matrix itself, ``(K, K)``.
+    :param correlation: divide by the standard deviations.
+
+    >>> noise_covariance(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), correlation=True).images[0].get_array()[0, 1].item()
+    0.5
+    """
+    matrix = to_tensor(getattr(noise, "covariance_matrix", noise)).cpu()
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.numel():
+        raise ValueError(f"expected a covariance of shape (K, K), got {tuple(matrix.shape)}.")
+    if correlation:
+        scale = matrix.diagonal().sqrt()
+        matrix = matrix / scale.unsqueeze(-1) / scale
+    axes = new_axes(ax)
+    off_diagonal = float((matrix - matrix.diagonal().diag()).abs().max())
+    limit = off_diagonal or float(matrix.abs().max())
+    # cividis rises evenly in lightness, so that signs survive greyscale; and colour-blind people see it as others do
+    image = axes.imshow(array(matrix), cmap="cividis", vmin=-limit, vmax=limit, interpolation="nearest")
+    label = "correlation" if correlation else "covariance"
+    axes.figure.colorbar(image, ax=axes, label=label, extend="max" if off_diagonal else "neither")
+    axes.set(xlabel="noise unit", ylabel="noise unit")
+    return axes
+
+
+def droprates(alpha: Tensor | Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes:
+    """Droprates of a layer's units, on a log scale; at 1, the dotted line, noise is as large as what it multiplies.
+
+    One layer is drawn unit by unit; several, of different widths, as sorted curves over the share of units.
+
+    :param alpha: droprates ``(K,)`` of one layer, or of several by name.
+
+    >>> droprates({"first": torch.tensor([0.1, 0.3]), "second": torch.tensor([0.5])}).get_xlabel()
+    'share of units'
+    """
+    axes, layers = new_axes(ax), named(alpha)
+    for index, (name, values) in enumerate(layers.items()):
+        rates = to_tensor(values).cpu()
+        if rates.dim() != 1 or not len(rates) or not bool((rates > 0).all()):
+            raise ValueError(f"expected positive alpha of shape (K,){' of ' + name if name else ''}, got {rates}.")
+        style = look(index)
+        if len(layers) == 1:
+            units, heights = range(len(rates)), array(rates)
+            # stems while they can be told apart
+            if len(rates) <= 100:
+                axes.vlines(units, heights.min() / 1.5, heights, color=style.colour, linewidth=0.8, alpha=0.5)
+            axes.plot(units, heights, style.marker, color=style.colour, markersize=3.5, label=name or "_single")
+        else:
+            axes.stairs(
+                array(rates.sort().values), array(torch.linspace(0, 1, len(rates) + 1)), baseline=None,
+                color=style.colour, linestyle=style.line, linewidth=1.6, label=f"{name} ({len(rates)} units)",
+            )  # fmt: skip
+    axes.axhline(1, color=GREY, linewidth=1, linestyle=":", label="_one")
+    axes.set_yscale("log")
+    return finish(axes, "unit" if len(layers) == 1 else "share of units", "droprate α")

@@ -1,0 +1,82 @@
+"""Pictures of predicted numbers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from pyro_vsd.metrics.inputs import Array
+from pyro_vsd.plots.style import array, finish, look, new_axes
+from pyro_vsd.prediction import RegressionPrediction, to_tensor
+
+__all__ = ["band"]
+
+
+def band(
+    x: Array,
+    prediction: RegressionPrediction,
+    *,
+    data: tuple[Array, Array] | None = None,
+    part: Literal["total", "aleatoric", "epistemic"] = "total",
+    num_sigmas: int = 3,
+    ax: Axes | None = None,
+) -> Axes:
+    """Predictive mean over one input, with bands of 1 to ``num_sigmas`` standard deviations.
+
+    Shaded is the part asked for; around the total, dashed lines show how much of the widest band is epistemic.
+
+    :param x: inputs ``(N,)`` or ``(N, 1)``, in any order.
+    :param prediction: of one output, ``(N,)`` or ``(N, 1)``.
+    :param data: training inputs and targets, drawn as points.
+
+    >>> import torch
+    >>> x = torch.linspace(-1, 1, 20)
+    >>> prediction = RegressionPrediction.from_samples(torch.stack([x, -x]), torch.tensor(0.1))
+    >>> len(band(x, prediction).collections)  # three bands
+    3
+    """
+    if part not in ("total", "aleatoric", "epistemic"):
+        raise ValueError(f"expected part 'total', 'aleatoric' or 'epistemic', got {part!r}.")
+    if num_sigmas < 1:
+        raise ValueError(f"expected num_sigmas of at least 1, got {num_sigmas}.")
+    inputs = _column("x", to_tensor(x))
+    mean = _column("prediction", prediction.mean)
+    if len(inputs) != len(mean):
+        raise ValueError(f"expected x of {len(mean)} rows, as many as the prediction, got {len(inputs)}.")
+    variance = prediction.variance if part == "total" else getattr(prediction, part)
+    scale, epistemic = _column("prediction", variance).sqrt(), _column("prediction", prediction.epistemic).sqrt()
+    order = inputs.argsort()
+    at, centre, sigma, own = (array(values[order]) for values in (inputs, mean, scale, epistemic))
+
+    axes, main, second = new_axes(ax), look(0), look(1)
+    for sigmas in range(num_sigmas, 0, -1):
+        # each band lies on the wider ones, so the shades add up
+        label = f"±{', '.join(str(k) for k in range(1, num_sigmas + 1))} σ {part}" if sigmas == num_sigmas else "_inner"
+        axes.fill_between(
+            at, centre - sigmas * sigma, centre + sigmas * sigma,
+            color=main.colour, alpha=0.16, linewidth=0, label=label,
+        )  # fmt: skip
+    axes.plot(at, centre, color=main.colour, linewidth=1.8, label="mean")
+    if part == "total":
+        for sign, label in ((1, f"±{num_sigmas} σ epistemic"), (-1, "_lower")):
+            axes.plot(
+                at, centre + sign * num_sigmas * own,
+                color=second.colour, linestyle=second.line, linewidth=1.2, label=label,
+            )  # fmt: skip
+    if data is not None:
+        points = (array(_column("data", to_tensor(values))) for values in data)
+        axes.plot(*points, "k.", markersize=4, label="data", zorder=3)
+    return finish(axes, "x", "y")
+
+
+def _column(name: str, values: Tensor) -> Tensor:
+    values = values.detach().cpu()
+    if values.dim() == 2 and values.shape[-1] == 1:
+        values = values.squeeze(-1)
+    if values.dim() != 1:
+        raise ValueError(
+            f"expected {name} of shape (N,) or (N, 1), got {tuple(values.shape)}. Draw one input against one output."
+        )
+    return values
