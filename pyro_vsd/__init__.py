@@ -1,8 +1,22 @@
-"""Bayesian neural networks by Variational Structured Dropout, for Pyro and PyTorch."""
+"""Bayesian neural networks by Variational Structured Dropout, for Pyro and PyTorch.
 
-from pyro_vsd import datasets, distributions, metrics, ops
+>>> import pyro_vsd as vsd
+>>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([64, 100, 10])), num_data=1442)
+>>> guide = vsd.VSDGuide(model, num_reflections=2)
+>>> elbo = vsd.VSD_ELBO()
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from pyro_vsd import datasets, distributions, infer, metrics, nn, ops
 from pyro_vsd.distributions import coherent
+from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+
+if TYPE_CHECKING:
+    from pyro_vsd import plots as plots  # not in __all__: a star import must not need matplotlib
 
 __version__ = "0.1.0.dev0"
 
@@ -10,9 +24,27 @@ __all__ = [
     "ClassificationPrediction",
     "Prediction",
     "RegressionPrediction",
+    "VSDGuide",
+    "VSD_ELBO",
     "coherent",
     "datasets",
     "distributions",
+    "infer",
     "metrics",
+    "nn",
     "ops",
+    "predict",
 ]
+
+# Imported when first asked for, since they import more than training needs.
+_ON_REQUEST = ("plots",)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _ON_REQUEST:
+        return import_module(f"pyro_vsd.{name}")
+    raise AttributeError(f"module 'pyro_vsd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_REQUEST})

@@ -1,5 +1,6 @@
 """What the README promises: its Python runs as it stands, its commands exist, the demo draws its figure."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import pyro_vsd as vsd
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,7 +20,6 @@ def test_readme_has_an_example_of_25_lines():
     assert len(BLOCKS[0].splitlines()) <= 25
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_python_block_runs(number, monkeypatch, tmp_path, capsys):
     plt = pytest.importorskip("matplotlib.pyplot")
@@ -30,8 +32,9 @@ def test_python_block_runs(number, monkeypatch, tmp_path, capsys):
         plt.close("all")
     if number == 0:
         assert "accuracy" in capsys.readouterr().out
-        accuracy = (names["prediction"].labels == names["test"].y).double().mean()
-        assert accuracy > 0.93
+        # Over seeds 0 to 2 the accuracy was 0.980 and the calibration error 0.023 on average.
+        assert vsd.metrics.accuracy(names["prediction"], names["test"].y) > 0.96
+        assert vsd.metrics.ece(names["prediction"], names["test"].y) < 0.05
 
 
 @pytest.mark.parametrize("target", re.findall(r"^make ([\w-]+)", README, flags=re.MULTILINE))
@@ -49,6 +52,7 @@ def test_demo_runs(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "tutorials" / "demo.py"), "--epochs", "2"],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,11 +1,12 @@
 """Checks of shapes and values that the distributions share; each message says what was expected and what came."""
 
 import numbers
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["as_vectors", "broadcast_noise", "event_axis", "positive_finite", "unit_shaped"]
+__all__ = ["as_vectors", "broadcast_noise", "event_axis", "expanded_batch", "finite", "positive_finite", "unit_shaped"]
 
 
 def as_vectors(vectors: Tensor | None, alpha: Tensor) -> Tensor:
@@ -38,11 +39,20 @@ def broadcast_noise(alpha: Tensor, vectors: Tensor) -> torch.Size:
         ) from None
 
 
-def event_axis(noise_dim: int, event_dim: int, shape: torch.Size) -> int:
+def expanded_batch(old: torch.Size, new: Any) -> torch.Size:
+    """``new``, the argument of ``expand``, as a Size that a law of batch shape ``old`` can be expanded to."""
+    new = torch.Size(new)
+    fits = len(new) >= len(old) and all(o in (1, n) for o, n in zip(reversed(old), reversed(new), strict=False))
+    if not fits:
+        raise ValueError(f"expand: expected a batch shape that {tuple(old)} broadcasts to, got {tuple(new)}.")
+    return new
+
+
+def event_axis(noise_dim: int, event_dim: int, shape: torch.Size, name: str = "noise_dim") -> int:
     """``noise_dim`` as a negative axis of an event of ``event_dim`` dimensions."""
     if not isinstance(noise_dim, numbers.Integral) or not -event_dim <= noise_dim < event_dim:
         raise ValueError(
-            f"noise_dim: expected an axis of the event {tuple(shape[len(shape) - event_dim:])}, from {-event_dim} to "
+            f"{name}: expected an axis of the event {tuple(shape[len(shape) - event_dim:])}, from {-event_dim} to "
             f"{event_dim - 1}, got {noise_dim!r}."
         )
     return int(noise_dim) - event_dim if noise_dim >= 0 else int(noise_dim)
@@ -57,7 +67,16 @@ def unit_shaped(noise: Tensor, noise_dim: int, event_dim: int) -> Tensor:
 
 def positive_finite(name: str, value: Tensor) -> None:
     """Raises where a value is not positive and finite; NaN is neither."""
-    if not bool((torch.isfinite(value) & (value > 0)).all()):
-        worst = value.detach().flatten()
-        bad = worst[~(torch.isfinite(worst) & (worst > 0))][0].item()
-        raise ValueError(f"{name}: expected positive finite values, got {bad} in a tensor of shape {tuple(value.shape)}.")
+    _refuse(name, value, ~(torch.isfinite(value) & (value > 0)), "positive finite values")
+
+
+def finite(name: str, value: Tensor) -> None:
+    """Raises where a value is NaN or infinite."""
+    _refuse(name, value, ~torch.isfinite(value), "finite values")
+
+
+def _refuse(name: str, value: Tensor, bad: Tensor, expected: str) -> None:
+    if bool(bad.any()):
+        raise ValueError(
+            f"{name}: expected {expected}, got {value[bad][0].item()} in a tensor of shape {tuple(value.shape)}."
+        )

@@ -7,7 +7,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, event_axis, unit_shaped
+from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, event_axis, expanded_batch, finite, unit_shaped
 from pyro_vsd.distributions.householder_normal import HouseholderNormal
 from pyro_vsd.ops.householder import CompactWY, compact_wy, covariance_diag
 from pyro_vsd.ops.noise import structured_noise
@@ -79,8 +79,8 @@ class ColumnProduct(TorchDistribution):
         self.theta, self.alpha, self.vectors, self.noise_dim = theta, alpha, vectors, noise_dim
         self._wy: CompactWY | None = None
         super().__init__(batch_shape, theta.shape[theta.dim() - event_dim :], validate_args=validate_args)
-        if self._validate_args and bool(torch.isnan(theta).any()):
-            raise ValueError(f"theta: expected real numbers, got NaN in a tensor of shape {tuple(theta.shape)}.")
+        if self._validate_args:
+            finite("theta", theta)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:
@@ -94,9 +94,25 @@ class ColumnProduct(TorchDistribution):
         # Parameters keep their own batch shape, which broadcasts: what depends on them is computed once.
         new.theta, new.alpha, new.vectors, new._wy = self.theta, self.alpha, self.vectors, self._wy
         new.noise_dim = self.noise_dim
-        TorchDistribution.__init__(new, torch.Size(batch_shape), self.event_shape, validate_args=False)
+        batch_shape = expanded_batch(self.batch_shape, batch_shape)
+        TorchDistribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
+
+    @staticmethod
+    def infer_shapes(  # type: ignore[override]
+        theta: Any,
+        alpha: Any,
+        vectors: Any = (0, 0),
+        noise_dim: int = -2,
+        scale: Any = (0,),
+        event_dim: int | None = None,
+    ) -> tuple[torch.Size, torch.Size]:
+        """Batch and event shape from the shapes of the parameters."""
+        noise_batch = torch.broadcast_shapes(tuple(alpha)[:-1], tuple(vectors)[:-2])
+        batch_dim = len(theta) - (event_dim or max(2, len(theta) - len(noise_batch)))
+        batch_shape = torch.broadcast_shapes(noise_batch, tuple(theta)[:batch_dim], tuple(scale)[:-1])
+        return torch.Size(batch_shape), torch.Size(theta[batch_dim:])
 
     @property
     def num_units(self) -> int:
@@ -115,9 +131,22 @@ class ColumnProduct(TorchDistribution):
     @property
     def wy(self) -> CompactWY:
         """The compact WY form of U, computed on first use."""
-        if self._wy is None:
-            self._wy = compact_wy(self.vectors)
-        return self._wy
+        wy = self._wy
+        if wy is None:
+            wy = compact_wy(self.vectors)
+            if self._may_keep(self.vectors):
+                self._wy = wy
+        return wy
+
+    @staticmethod
+    def _may_keep(*parameters: Tensor) -> bool:
+        """Whether what is computed of these now may be kept: made without gradients, it must not serve those who
+        want them."""
+        return torch.is_grad_enabled() or not any(p.requires_grad for p in parameters)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy computes its own: what is cached hangs on this law's graph.
+        return {**self.__dict__, "_wy": None}
 
     @property
     def noise(self) -> HouseholderNormal:
@@ -143,7 +172,7 @@ class ColumnProduct(TorchDistribution):
         s = self._along(self.unit_variance)
         return (self.loc.square() * s).expand(self.batch_shape + self.event_shape)
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
         columns = list(shape)
         K = columns.pop(len(shape) + self.noise_dim)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, event_axis, positive_finite, unit_shaped
+from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, event_axis, finite, positive_finite, unit_shaped
 from pyro_vsd.ops.householder import compact_wy, covariance_diag
 from pyro_vsd.ops.noise import noise_terms
 
@@ -29,8 +29,10 @@ def empirical_bayes_kl(alpha: Tensor, vectors: Tensor | None, num_columns: float
     vectors = as_vectors(vectors, alpha)
     broadcast_noise(alpha, vectors)
     positive_finite("alpha", alpha)
+    finite("vectors", vectors)
     _check_columns(num_columns)
-    return 0.5 * num_columns * noise_terms(alpha.log(), vectors).log_ratio
+    ratio = noise_terms(alpha.double().log(), vectors).log_ratio.to(torch.promote_types(alpha.dtype, torch.float32))
+    return 0.5 * num_columns * ratio
 
 
 def beta_star(theta: Tensor, alpha: Tensor, vectors: Tensor | None = None, noise_dim: int = -2) -> Tensor:
@@ -48,7 +50,10 @@ def beta_star(theta: Tensor, alpha: Tensor, vectors: Tensor | None = None, noise
     """
     vectors = as_vectors(vectors, alpha)
     positive_finite("alpha", alpha)
-    event_dim = min(theta.dim(), max(2, theta.dim() - len(broadcast_noise(alpha, vectors))))
+    finite("vectors", vectors)
+    if theta.dim() < 2:
+        raise ValueError(f"theta: expected a weight of rank 2 or more, got shape {tuple(theta.shape)}.")
+    event_dim = max(2, theta.dim() - len(broadcast_noise(alpha, vectors)))
     noise_dim = event_axis(noise_dim, event_dim, theta.shape)
     if theta.shape[noise_dim] != alpha.shape[-1]:
         raise ValueError(
@@ -86,6 +91,14 @@ def hierarchical_kl(
     for name, value in (("z_loc", z_loc), ("z_scale", z_scale)):
         if value.shape[-1:] != alpha.shape[-1:]:
             raise ValueError(f"{name}: expected a shape (..., {alpha.shape[-1]}), got {tuple(value.shape)}.")
+    try:
+        torch.broadcast_shapes(kl.shape, z_loc.shape[:-1], z_scale.shape[:-1])
+    except RuntimeError:
+        raise ValueError(
+            f"expected batch shapes that broadcast, got alpha {tuple(alpha.shape)}, z_loc {tuple(z_loc.shape)} and "
+            f"z_scale {tuple(z_scale.shape)}."
+        ) from None
+    finite("z_loc", z_loc)
     positive_finite("z_scale", z_scale)
     return kl + num_columns * hierarchical_terms(z_loc, z_scale, beta)
 

@@ -8,9 +8,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise
+from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, expanded_batch
 from pyro_vsd.ops.householder import CompactWY, compact_wy, covariance_diag, dense
-from pyro_vsd.ops.noise import structured_noise
 
 __all__ = ["HouseholderNormal"]
 
@@ -67,7 +66,7 @@ class HouseholderNormal(TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "HouseholderNormal":
         new = self._get_checked_instance(HouseholderNormal, _instance)
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = expanded_batch(self.batch_shape, batch_shape)
         # Parameters keep their own batch shape, which broadcasts: what depends on them is computed once.
         new.loc, new.alpha, new.vectors, new._wy = self.loc, self.alpha, self.vectors, self._wy
         TorchDistribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
@@ -77,9 +76,25 @@ class HouseholderNormal(TorchDistribution):
     @property
     def wy(self) -> CompactWY:
         """The compact WY form of U, computed on first use."""
-        if self._wy is None:
-            self._wy = compact_wy(self.vectors)
-        return self._wy
+        wy = self._wy
+        if wy is None:
+            wy = compact_wy(self.vectors)
+            # One made without gradients must not serve those who want them.
+            if torch.is_grad_enabled() or not self.vectors.requires_grad:
+                self._wy = wy
+        return wy
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy computes its own: what is cached hangs on this law's graph.
+        return {**self.__dict__, "_wy": None}
+
+    @staticmethod
+    def infer_shapes(  # type: ignore[override]
+        loc: Any, alpha: Any, vectors: Any = (0, 0)
+    ) -> tuple[torch.Size, torch.Size]:
+        """Batch and event shape from the shapes of the parameters."""
+        batch_shape = torch.broadcast_shapes(tuple(loc)[:-1], tuple(alpha)[:-1], tuple(vectors)[:-2])
+        return torch.Size(batch_shape), torch.Size(alpha[-1:])
 
     @property
     def mean(self) -> Tensor:
@@ -96,18 +111,18 @@ class HouseholderNormal(TorchDistribution):
         U = dense(self.wy)
         return ((U * self.alpha.unsqueeze(-2)) @ U.mT).expand(self.batch_shape + self.event_shape * 2)
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
         eps = torch.randn(shape, dtype=self.alpha.dtype, device=self.alpha.device)
-        # one row each: the kernel works on (..., n, K)
-        xi = structured_noise(eps.unsqueeze(-2), self.alpha.sqrt(), *self.wy).squeeze(-2)
-        return xi + (self.loc - 1)
+        N, S = self.wy
+        eta = (eps * self.alpha.sqrt()).unsqueeze(-2)  # (..., 1, K): one row against each of the reflections' batch
+        return (eta - ((eta @ N.mT) @ S.mT) @ N).squeeze(-2) + self.loc
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
         N, S = self.wy
-        x = (value - self.loc).unsqueeze(-2)  # (..., 1, K): one row against each of the reflections' batch
+        x = (value - self.loc).unsqueeze(-2)  # (..., 1, K)
         x = (x - ((x @ N.mT) @ S) @ N).squeeze(-2)  # Uᵀ (value − loc)
         half = 0.5 * (x.square() / self.alpha + self.alpha.log() + math.log(2 * math.pi))
         return -half.sum(-1).expand(torch.broadcast_shapes(half.shape[:-1], self.batch_shape))

@@ -24,7 +24,8 @@ from pyro_vsd.ops.householder import compact_wy, covariance_diag
 
 __all__: list[str] = []
 
-# Nodes of the quadrature for log z under a half-Cauchy: the error is 5e-9 at a variance of 2, 2e-6 at 4 (measured).
+# Nodes of the quadrature for log z under a half-Cauchy. The largest error over means of log z from -4 to 4 and scales
+# from 0.3 to 3, against adaptive quadrature: 1.3e-11 at a variance of 1, 1.1e-8 at 2, 1.5e-6 at 4, 5e-5 at 8.
 _NODES = 64
 
 
@@ -32,18 +33,28 @@ def _batch(kl: Tensor, p: torch.distributions.Distribution, q: torch.distributio
     return kl.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
-def _base_normal(q: Independent, event_dim: int) -> Normal:
-    """The Normal under ``.to_event(event_dim)``; anything else is not for us."""
+def _same_event(p: torch.distributions.Distribution, q: torch.distributions.Distribution) -> None:
+    if p.event_shape != q.event_shape:
+        raise ValueError(
+            f"kl_divergence: expected laws of the same event shape, got {tuple(p.event_shape)} and "
+            f"{tuple(q.event_shape)}."
+        )
+
+
+def _base_normal(p: torch.distributions.Distribution, q: Independent) -> Normal:
+    """The Normal under ``.to_event(…)``, of the rank of p's event; anything else is not for us."""
     base = q.base_dist
     while isinstance(base, Independent):
         base = base.base_dist
-    if not isinstance(base, Normal) or len(q.event_shape) != event_dim:
+    if not isinstance(base, Normal) or len(q.event_shape) != len(p.event_shape):
         raise NotImplementedError
+    _same_event(p, q)
     return base
 
 
 @register_kl(HouseholderNormal, HouseholderNormal)
 def _(p: HouseholderNormal, q: HouseholderNormal) -> Tensor:
+    _same_event(p, q)
     # U_qᵀ U_p is again a product of reflections: those of p, then those of q backwards.
     batch = torch.broadcast_shapes(p.vectors.shape[:-2], q.vectors.shape[:-2])
     vectors = torch.cat(
@@ -59,7 +70,7 @@ def _(p: HouseholderNormal, q: HouseholderNormal) -> Tensor:
 
 @register_kl(HouseholderNormal, Independent)
 def _(p: HouseholderNormal, q: Independent) -> Tensor:
-    base = _base_normal(q, 1)
+    base = _base_normal(p, q)
     variance = base.scale.square()
     moment = p.variance + (p.loc - base.loc).square()
     return _batch(0.5 * (variance.log() - p.alpha.log() - 1 + moment / variance).sum(-1), p, q)
@@ -67,6 +78,7 @@ def _(p: HouseholderNormal, q: Independent) -> Tensor:
 
 @register_kl(HouseholderNormal, MultivariateNormal)
 def _(p: HouseholderNormal, q: MultivariateNormal) -> Tensor:
+    _same_event(p, q)
     L = q.scale_tril
     half = torch.linalg.solve_triangular(L, p.covariance_matrix, upper=False)  # L⁻¹ Σ
     trace = torch.linalg.solve_triangular(L, half.mT, upper=False).diagonal(dim1=-1, dim2=-2).sum(-1)
@@ -76,14 +88,16 @@ def _(p: HouseholderNormal, q: MultivariateNormal) -> Tensor:
 
 
 def _column_kl(p: ColumnProduct, mean: Tensor | float, variance: Tensor) -> Tensor:
-    r""":math:`\frac12 \sum_{ij} [\log\sigma^2 - 1 - \log(\alpha_i \Theta_{ij}^2) + ((\Theta-\mu)^2 + \Theta^2 s_i)/\sigma^2]`.
+    r""":math:`\frac12 \sum_{ij}
+    [\log\sigma^2 - 1 - \log(\alpha_i \Theta_{ij}^2) + ((\Theta-\mu)^2 + \Theta^2 s_i)/\sigma^2]`.
 
     Infinite where a weight is zero: the family cannot move such an entry off zero.
     """
     theta = p.loc
     square = theta.square()
     alpha, s = p._along(p.alpha), p._along(p.unit_variance)
-    kl = 0.5 * (variance.log() - 1 - (alpha.log() + square.log()) + ((theta - mean).square() + square * s) / variance)
+    log_square = 2 * theta.abs().log()  # a square may underflow
+    kl = 0.5 * (variance.log() - 1 - (alpha.log() + log_square) + ((theta - mean).square() + square * s) / variance)
     shape = p.event_shape
     kl = kl.expand(torch.broadcast_shapes(kl.shape, shape))
     return kl.flatten(-len(shape)).sum(-1)
@@ -91,12 +105,13 @@ def _column_kl(p: ColumnProduct, mean: Tensor | float, variance: Tensor) -> Tens
 
 @register_kl(ColumnProduct, Independent)
 def _(p: ColumnProduct, q: Independent) -> Tensor:
-    base = _base_normal(q, len(p.event_shape))
+    base = _base_normal(p, q)
     return _batch(_column_kl(p, base.loc, base.scale.square()), p, q)
 
 
 @register_kl(ColumnProduct, WeightPrior)
 def _(p: ColumnProduct, q: WeightPrior) -> Tensor:
+    _same_event(p, q)
     return _batch(_column_kl(p, 0.0, q.scale_tensor.square()), p, q)
 
 

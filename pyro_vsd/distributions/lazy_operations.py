@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight, ParticleTensor, handles
+from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight, ParticleTensor, getters, handles
 
 __all__: list[str] = []
 
@@ -48,8 +48,14 @@ def _unusable(x: Any, draw: Draw) -> bool:
     return isinstance(x, LazyWeight) or (isinstance(x, ParticleTensor) and not draw.particles)
 
 
-def _linear(x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk: bool) -> Any:
-    """``x Wᵀ + b`` for a weight seen as ``(Q, K)``, or ``x W + b`` for one seen as ``(K, Q)``."""
+def _linear(
+    x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk: bool, as_matmul: bool = False
+) -> Any:
+    """``x Wᵀ + b`` for a weight seen as ``(Q, K)``, or ``x W + b`` for one seen as ``(K, Q)``.
+
+    A batch of weights of its own (replicas) meets an unmarked ``x`` whole, but in ``matmul``, where leading dimensions
+    of ``x`` are torch's batch dimensions.
+    """
     draw = weight.draw
     law = draw.law
     if len(law.event_shape) != 2 or _unusable(x, draw) or x.dim() == 0:
@@ -58,23 +64,39 @@ def _linear(x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk:
     theta = law.theta if theta_is_qk else law.theta.mT  # (..., Q, K)
     _check_channel(x, -1, theta.shape[-1], draw)
     noise_on_input = law.noise_dim == (-1 if theta_is_qk else -2)
+    if theta.dim() > 2 and not isinstance(x, ParticleTensor):
+        rows = x.shape[-2:] if as_matmul else x.shape
+        if torch.broadcast_shapes(draw.particles, x.shape[: x.dim() - len(rows)]) != draw.particles:
+            return NotImplemented
+        x = x.expand(draw.particles + rows).as_subclass(ParticleTensor)
     lead = len(draw.particles) if isinstance(x, ParticleTensor) else 0
     inner = x.dim() - lead
     examples = -1 if inner == 1 else (min(draw.example_dim, 1) if inner > 2 else 0)
     if noise_on_input:
-        return _matrix_product(_noise_on(x, draw, -1, examples), theta, bias)
-    out = _noise_on(_matrix_product(x, theta, None), draw, -1, examples)
-    return out if bias is None else out + bias
+        fused = bias is None or bias.dim() == 1
+        out = _matrix_product(_noise_on(x, draw, -1, examples), theta, bias if fused else None, draw)
+        return out if fused else _add_bias(out, bias, draw, 0)
+    return _add_bias(_noise_on(_matrix_product(x, theta, None, draw), draw, -1, examples), bias, draw, 0)
 
 
-def _matrix_product(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(out: Tensor, bias: Tensor | None, draw: Draw, positions: int) -> Tensor:
+    """``out`` plus a bias along its channels, which ``positions`` dimensions follow. A sampled bias may have particle
+    dimensions, with or (from Pyro's ``Predictive``) without those of the plates behind them."""
+    if bias is None:
+        return out
+    if draw.particles and bias.shape[:-1] in (draw.particles, draw.batch_shape):
+        between = out.dim() - len(draw.particles) - 1 - positions
+        bias = bias.reshape(draw.particles + (1,) * between + bias.shape[-1:])
+    # in the dtype of the product, as torch's own layers have it under autocast
+    return out + bias.reshape(bias.shape + (1,) * positions).to(out.dtype)
+
+
+def _matrix_product(x: Tensor, theta: Tensor, bias: Tensor | None, draw: Draw) -> Tensor:
     if theta.dim() == 2:
         return F.linear(x, theta, bias)
     # a batch of weights (replicas): its dimensions are the leading ones of x
-    lead = theta.dim() - 2
-    flat = x.reshape(x.shape[:lead] + (-1, x.shape[-1])) @ theta.mT
-    out = flat.reshape(x.shape[:-1] + (theta.shape[-2],))
-    return out if bias is None else out + bias
+    flat = x.reshape(draw.particles + (-1, x.shape[-1])) @ theta.mT
+    return _add_bias(flat.reshape(x.shape[:-1] + (theta.shape[-2],)), bias, draw, 0)
 
 
 @handles(F.linear)
@@ -84,10 +106,14 @@ def _(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     return _linear(input, weight, bias, weight_is_qk=True)
 
 
-@handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-def _matmul(func: Any, left: Any, right: Any) -> Any:
+@handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.mv, Tensor.mv)
+def _matmul(func: Any, *operands: Any, **named: Any) -> Any:
+    operands += tuple(named.pop(name) for name in ("input", "other", "mat2", "vec") if name in named)
+    if named or len(operands) != 2:
+        return NotImplemented
+    left, right = operands
     if isinstance(right, LazyWeight):
-        return _linear(left, right, None, weight_is_qk=False)
+        return _linear(left, right, None, weight_is_qk=False, as_matmul=True)
     if isinstance(left, LazyWeight) and right.dim() == 1:
         return _linear(right, left, None, weight_is_qk=True)
     return NotImplemented  # the columns of W @ X are not examples
@@ -98,14 +124,9 @@ def _(func: Any, right: Any, left: Any) -> Any:
     return _matmul(func, left, right)
 
 
-@handles(torch.mv, Tensor.mv)
-def _(func: Any, left: Any, right: Any) -> Any:
-    return _matmul(func, left, right)
-
-
 @handles(torch.addmm, Tensor.addmm)
-def _(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if not isinstance(mat2, LazyWeight) or isinstance(input, LazyWeight) or (beta, alpha) != (1, 1):
+def _(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+    if not isinstance(mat2, LazyWeight) or isinstance(input, LazyWeight) or (beta, alpha) != (1, 1) or named:
         return NotImplemented
     return _linear(mat1, mat2, input, weight_is_qk=False)
 
@@ -117,7 +138,13 @@ def _convolution(func: Any, x: Any, weight: Any, bias: Any, groups: int, transpo
     draw, law = weight.draw, weight.draw.law
     rank = len(law.event_shape)
     axis = law.noise_dim + rank  # 0, 1: channels; more: positions of the kernel
-    if weight.transposed or axis > 1 or _unusable(x, draw) or law.theta.dim() > rank:
+    if law.theta.dim() > rank or (draw.batch_shape and (weight.transposed or axis > 1)):
+        raise ValueError(
+            f"{draw.name}: expected one weight of shape {tuple(law.event_shape)} with its noise on channels for a "
+            f"convolution, got a batch {tuple(draw.batch_shape)} of weights of shape {tuple(law.theta.shape)} with "
+            f"noise_dim {law.noise_dim}. Call the layer once for each weight."
+        )
+    if weight.transposed or axis > 1 or _unusable(x, draw):
         return NotImplemented
     lead = len(draw.particles) if isinstance(x, ParticleTensor) else 0
     inner = x.dim() - lead
@@ -134,9 +161,12 @@ def _convolution(func: Any, x: Any, weight: Any, bias: Any, groups: int, transpo
     tiles = groups if axis == split_axis else 1
     if not on_output:
         _check_channel(x, channel, law.num_units * tiles, draw)
-        return _call_flat(_noise_on(x, draw, channel, examples, tiles), rank, lambda v: call(v, law.theta, bias))
+        fused = bias is None or bias.dim() == 1
+        x = _noise_on(x, draw, channel, examples, tiles)
+        out = _call_flat(x, rank, lambda v: call(v, law.theta, bias if fused else None))
+        return out if fused else _add_bias(out, bias, draw, rank - 2)
     out = _noise_on(_call_flat(x, rank, lambda v: call(v, law.theta, None)), draw, channel, examples, tiles)
-    return out if bias is None else out + bias.reshape((-1,) + (1,) * (rank - 2))
+    return _add_bias(out, bias, draw, rank - 2)
 
 
 def _call_flat(x: Tensor, rank: int, call: Any) -> Tensor:
@@ -194,27 +224,25 @@ def _swap(weight: Any) -> Any:
     return LazyWeight(weight.draw, not weight.transposed)
 
 
-@handles(Tensor.mT.__get__)
-def _(func: Any, weight: Any, *_: Any) -> Any:
-    return _swap(weight)
-
-
-@handles(Tensor.T.__get__, Tensor.t, torch.t)
-def _(func: Any, weight: Any, *_: Any) -> Any:
-    return _swap(weight) if weight.dim() == 2 else NotImplemented
+@handles(*getters("mT", "T"), Tensor.t, torch.t)
+def _(func: Any, input: Any, *_: Any) -> Any:
+    """The weight's own two axes, also where particles stand before them (torch refuses ``.T`` there)."""
+    return _swap(input)
 
 
 @handles(Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes)
-def _(func: Any, weight: Any, dim0: Any, dim1: Any) -> Any:
+def _(func: Any, input: Any, dim0: Any = None, dim1: Any = None, **named: Any) -> Any:
     if not (isinstance(dim0, int) and isinstance(dim1, int)):
         return NotImplemented
-    rank = weight.dim()
-    return _swap(weight) if {dim0 % rank, dim1 % rank} == {rank - 1, rank - 2} else NotImplemented
+    rank = input.dim()
+    return _swap(input) if {dim0 % rank, dim1 % rank} == {rank - 1, rank - 2} else NotImplemented
 
 
 @handles(Tensor.reshape, Tensor.view, torch.reshape)
-def _(func: Any, weight: Any, *shape: Any) -> Any:
+def _(func: Any, weight: Any = None, *shape: Any, **named: Any) -> Any:
     """A reshape of the batch dimensions alone keeps the weight lazy (Pyro's ``Predictive`` does that)."""
+    if named or not isinstance(weight, LazyWeight):
+        return NotImplemented
     sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
     law = weight.draw.law
     batch = len(sizes) - len(law.event_shape)
@@ -224,6 +252,7 @@ def _(func: Any, weight: Any, *shape: Any) -> Any:
     new = torch.Size(sizes[:batch])
     if new == weight.draw.batch_shape:
         return weight
-    if new.numel() != weight.draw.batch_shape.numel() or law.scale is not None or law.theta.dim() > len(law.event_shape):
+    own_batch = law.scale is not None or law.theta.dim() > len(law.event_shape)
+    if own_batch or new.numel() != weight.draw.batch_shape.numel():
         return NotImplemented
-    return LazyWeight(weight.draw.again(new))
+    return LazyWeight(weight.draw.reshaped(new))

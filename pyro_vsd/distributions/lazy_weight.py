@@ -77,15 +77,22 @@ class Draw:
         self.met: set[int] = set()  # numbers of examples met
         self.used_dense = False  # whether some operation met the dense draw
         self._rows: dict[int, Tensor] = {}
+        self._eps: dict[int, Tensor] = {}  # normals of rows made without gradients
         self._shared: dict[str, Tensor] = {}  # the dense draw, shared with draws made by `again`
+        self._origin: Draw | None = None  # the draw whose noise this one shows in another batch shape
 
-    def again(self, batch_shape: torch.Size | None = None) -> "Draw":
+    def again(self) -> "Draw":
         """The same dense draw for another pass, in which the noise per example is drawn anew."""
-        new = Draw(self.law, self.batch_shape if batch_shape is None else batch_shape)
+        new = self.reshaped(self.batch_shape)
+        new._origin, new._shared = None, self._shared
+        return new
+
+    def reshaped(self, batch_shape: torch.Size) -> "Draw":
+        """The same noise with another batch shape of as many elements."""
+        new = Draw(self.law, batch_shape)
         new.generator, new.dense_generator, new.scale_law = self.generator, self.dense_generator, self.scale_law
         new.example_dim, new.name = self.example_dim, self.name
-        if batch_shape is None:
-            new._shared = self._shared
+        new._origin = self
         return new
 
     def rows(self, n: int) -> Tensor:
@@ -94,9 +101,21 @@ class Draw:
         if _COHERENT.get():
             unit = self.unit_noise()
             return unit.reshape(self.particles + (1, unit.shape[-1]))
-        if n not in self._rows:
+        if self._origin is not None:
+            rows = self._origin.rows(n)
+            return rows.reshape(self.particles + rows.shape[-2:])
+        if n not in self._rows or (n in self._eps and torch.is_grad_enabled()):
             self._rows[n] = self._draw_rows(n)
         return self._rows[n]
+
+    def _kept_normals(self, kept: dict[Any, Tensor], key: Any, size: Any, generator: torch.Generator | None) -> Tensor:
+        """Normals, the same ones again where noise first used without gradients is then wanted with them."""
+        eps = kept.pop(key, None)
+        if eps is None:
+            eps = self._normals(torch.Size(size), generator)
+        if not torch.is_grad_enabled() and self.law.requires_grad:
+            kept[key] = eps
+        return eps
 
     def _normals(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         std = self.law.terms.std
@@ -114,7 +133,7 @@ class Draw:
         terms = law.terms
         # one call for both normals of a row: its numbers stay together however rows are cut into batches
         per_row = 1 if self.scale_law is None else 2
-        eps = self._normals(torch.Size((*self.particles, n, per_row * K)), self.generator)
+        eps = self._kept_normals(self._eps, n, (*self.particles, n, per_row * K), self.generator)
         eps, eps_z = eps[..., :K], eps[..., K:]
         xi = structured_noise(eps, terms.std, terms.N, terms.S)
         if self.scale_law is not None:
@@ -126,9 +145,12 @@ class Draw:
 
     def unit_noise(self) -> Tensor:
         """``z ⊙ ξ`` of the dense draw: ``batch_shape + (K,)``."""
-        if "unit" not in self._shared:
+        if self._origin is not None:
+            return self._origin.unit_noise().reshape(self.batch_shape + (-1,))
+        if "unit" not in self._shared or ("eps" in self._shared and torch.is_grad_enabled()):
             law, terms = self.law, self.law.terms
-            eps = self._normals(torch.Size((*self.batch_shape, 1, law.num_units)), self.dense_generator)
+            size = (*self.batch_shape, 1, law.num_units)
+            eps = self._kept_normals(self._shared, "eps", size, self.dense_generator)
             xi = structured_noise(eps, terms.std, terms.N, terms.S).squeeze(-2)
             self._shared["unit"] = xi if law.scale is None else xi * law.scale
         return self._shared["unit"]
@@ -136,9 +158,14 @@ class Draw:
     def dense(self) -> Tensor:
         """``diag(z ⊙ ξ) Θ``: ``batch_shape + event_shape``."""
         self.used_dense = True
-        if "dense" not in self._shared:
-            self._shared["dense"] = self.law.theta * self.law._along(self.unit_noise())
-        return self._shared["dense"]
+        if self._origin is not None:
+            self._origin.used_dense = True
+        law = self.law
+        dense = self._shared.get("dense")
+        if dense is None or (torch.is_grad_enabled() and law.requires_grad and not dense.requires_grad):
+            noise = law._along(self.unit_noise())
+            dense = self._shared["dense"] = law.theta * noise.to(law.theta.dtype)
+        return dense
 
 
 class _Mean(Tensor):
@@ -194,7 +221,8 @@ class LazyWeight(Tensor):
         return f"LazyWeight(shape={tuple(self.shape)}, noise_dim={self.draw.law.noise_dim}, dtype={self.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self.dense().detach().clone()
+        memo[id(self)] = copied = self.dense().detach().clone()
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.dense().detach().clone().__reduce_ex__(protocol)
@@ -214,7 +242,9 @@ class LazyWeight(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         # Below autograd: a dense draw made here would lose its gradient.
         raise RuntimeError(
             f"expected {func} to meet a lazy weight through torch's function protocol, which was switched off around "
@@ -226,7 +256,8 @@ def _densify(value: Any) -> Any:
     return value.dense() if isinstance(value, LazyWeight) else value
 
 
-def _getters(*names: str) -> set[Any]:
+def getters(*names: str) -> set[Any]:
+    """What torch calls to read these attributes of a tensor."""
     return {getattr(Tensor, name).__get__ for name in names}
 
 
@@ -239,11 +270,19 @@ _METADATA: set[Any] = {
     Tensor.is_complex,
     Tensor.__len__,
     Tensor.get_device,
+    Tensor.element_size,
+    Tensor.is_contiguous,
+    Tensor.is_signed,
+    Tensor.is_inference,
+    Tensor.is_conj,
+    Tensor.is_neg,
+    Tensor.stride,
     torch.is_floating_point,
     torch.is_complex,
     torch.numel,
-    *_getters("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_sparse", "is_leaf"),
-    *_getters("is_quantized", "is_meta", "is_mps", "is_nested", "is_xpu", "is_mkldnn"),
+    *getters("shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_sparse", "is_leaf"),
+    *getters("itemsize", "nbytes"),
+    *getters("is_quantized", "is_meta", "is_mps", "is_nested", "is_xpu", "is_mkldnn"),
 }
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_vsd.distributions.checks import positive_finite
 from pyro_vsd.distributions.column_product import ColumnProduct
 from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight
 from pyro_vsd.ops.noise import NoiseTerms, noise_terms
@@ -78,30 +79,50 @@ class StructuredDropout(ColumnProduct):
     def _set_scale(self, scale: Tensor) -> None:
         if scale.dim() < 1 or scale.shape[-1] != self.num_units:
             raise ValueError(f"scale: expected a shape (..., {self.num_units}), got {tuple(scale.shape)}.")
-        if self._validate_args and not bool((scale > 0).all()):
-            raise ValueError(f"scale: expected positive values, got a least one of {scale.min().item()}.")
+        if self._validate_args:
+            positive_finite("scale", scale)
+        try:
+            self._batch_shape = torch.broadcast_shapes(self._batch_shape, scale.shape[:-1])
+        except RuntimeError:
+            raise ValueError(
+                f"scale: expected a batch shape that broadcasts with {tuple(self._batch_shape)}, got a tensor of shape "
+                f"{tuple(scale.shape)}."
+            ) from None
         self.scale = scale
-        self._batch_shape = torch.broadcast_shapes(self._batch_shape, scale.shape[:-1])
 
     @property
-    def alpha(self) -> Tensor:  # type: ignore[override]
+    def alpha(self) -> Tensor:
         """Droprates ``(..., K)``."""
-        if self._alpha is None:
-            self._alpha = self._log_alpha.exp()
-        return self._alpha
+        alpha = self._alpha
+        if alpha is None:
+            alpha = self._log_alpha.exp()
+            if self._may_keep(self._log_alpha):
+                self._alpha = alpha
+        return alpha
 
     @alpha.setter
     def alpha(self, value: Tensor) -> None:
         self._alpha = value
 
     _alpha: Tensor | None = None
+    _log_alpha: Tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_terms": None}
+        return {**state, "_alpha": None} if "_log_alpha" in state else state
 
     @property
     def terms(self) -> NoiseTerms:
         """Standard deviations, WY form and the KL's sum, computed on first use."""
-        if self._terms is None:
-            self._terms = noise_terms(self.alpha.log(), self.vectors)
-        return self._terms
+        terms = self._terms
+        if terms is None:
+            alpha = self.alpha
+            terms = noise_terms(alpha.double().log(), self.vectors)
+            ratio = terms.log_ratio.to(torch.promote_types(alpha.dtype, torch.float32))
+            terms = terms._replace(std=alpha.sqrt(), log_ratio=ratio)
+            if self._may_keep(alpha, self.vectors):
+                self._terms = terms
+        return terms
 
     @property
     def requires_grad(self) -> bool:
@@ -121,10 +142,15 @@ class StructuredDropout(ColumnProduct):
         expanded: StructuredDropout = self._expand_into(new, batch_shape)
         return expanded
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        return LazyWeight(Draw(self, torch.Size(sample_shape) + self.batch_shape))
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        # A draw made without gradients has none, whoever uses it.
+        law = self if torch.is_grad_enabled() or not self.requires_grad else self._detached()
+        return LazyWeight(Draw(law, torch.Size(sample_shape) + self.batch_shape))
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        return self._detached().rsample(sample_shape)
+
+    def _detached(self) -> "StructuredDropout":
         detached = self.expand(self.batch_shape)
         detached.theta, detached.alpha, detached.vectors = (
             self.theta.detach(),
@@ -134,4 +160,4 @@ class StructuredDropout(ColumnProduct):
         detached.scale = None if self.scale is None else self.scale.detach()
         detached._terms = None if self._terms is None else NoiseTerms(*(t.detach() for t in self._terms))
         detached._wy = None
-        return detached.rsample(sample_shape)
+        return detached

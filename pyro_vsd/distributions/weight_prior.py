@@ -3,6 +3,7 @@
 Guide and ELBO know a weight by the class of its prior; the networks state their priors with these classes.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import event_axis, unit_shaped
+from pyro_vsd.distributions.checks import event_axis, expanded_batch, positive_finite, unit_shaped
 
 __all__ = ["ScaleMixtureNormal", "WeightNormal", "WeightPrior"]
 
@@ -19,7 +20,7 @@ class WeightPrior(TorchDistribution):
     r"""A zero-mean Gaussian over the entries of a weight, with what a guide wants to know of it.
 
     :ivar noise_dim: the axis of the weight along which the noise units run, or ``None`` where the guide shall find it.
-    :ivar input_dim: the axis of a convolution's input channels, for guides that put the noise there; ``None`` if unknown.
+    :ivar input_dim: the axis of a convolution's input channels, for guides that put the noise there, or ``None``.
     :ivar init: a tensor of the weight's shape where the posterior's mean starts, or ``None``.
     """
 
@@ -42,7 +43,7 @@ class WeightPrior(TorchDistribution):
         if len(shape) < 2:
             raise ValueError(f"shape: expected a weight of rank 2 or more, got {tuple(shape)}.")
         self.noise_dim = None if noise_dim is None else event_axis(noise_dim, len(shape), shape)
-        self.input_dim = None if input_dim is None else event_axis(input_dim, len(shape), shape)
+        self.input_dim = None if input_dim is None else event_axis(input_dim, len(shape), shape, "input_dim")
         if init is not None and init.shape != shape:
             raise ValueError(f"init: expected shape {tuple(shape)}, got {tuple(init.shape)}.")
         self.init = init
@@ -57,10 +58,20 @@ class WeightPrior(TorchDistribution):
         """The standard deviation of each entry, broadcastable to ``batch_shape + event_shape``."""
         raise NotImplementedError
 
+    def _check_broadcasts(self, name: str, value: Tensor) -> None:
+        shape = self.event_shape
+        pairs = zip(value.shape[::-1], shape[::-1], strict=False)
+        if value.dim() > len(shape) or any(v not in (1, s) for v, s in pairs):
+            raise ValueError(
+                f"{name}: expected a number or a tensor that broadcasts to the weight's shape {tuple(shape)}, got "
+                f"shape {tuple(value.shape)}."
+            )
+
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         new = self._get_checked_instance(type(self), _instance)
         new.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_batch_shape", "_event_shape")})
-        TorchDistribution.__init__(new, torch.Size(batch_shape), self.event_shape, validate_args=False)
+        batch_shape = expanded_batch(self.batch_shape, batch_shape)
+        TorchDistribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
@@ -72,7 +83,12 @@ class WeightPrior(TorchDistribution):
     def variance(self) -> Tensor:
         return self.scale_tensor.square().expand(self.batch_shape + self.event_shape)
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def entropy(self) -> Tensor:
+        log_scale = self.scale_tensor.log().expand(self.batch_shape + self.event_shape)
+        half = log_scale + 0.5 * (1 + math.log(2 * math.pi))
+        return half.flatten(-len(self.event_shape)).sum(-1)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
         scale = self.scale_tensor
         return torch.randn(shape, dtype=scale.dtype, device=scale.device) * scale
@@ -114,8 +130,9 @@ class WeightNormal(WeightPrior):
             scale = torch.tensor(scale, dtype=dtype, device=device)
         self.scale = scale
         super().__init__(torch.Size(), shape, noise_dim, init, input_dim, validate_args=validate_args)
-        if self._validate_args and not bool((scale > 0).all()):
-            raise ValueError(f"scale: expected positive values, got a least one of {scale.min().item()}.")
+        self._check_broadcasts("scale", scale)
+        if self._validate_args:
+            positive_finite("scale", scale)
 
     @property
     def scale_tensor(self) -> Tensor:
@@ -123,7 +140,7 @@ class WeightNormal(WeightPrior):
 
 
 class ScaleMixtureNormal(WeightPrior):
-    r"""The weight's prior in a hierarchy: :math:`W_{:j} \mid z \sim \mathcal N(0, \operatorname{diag}(z / \beta_{:j}))`.
+    r"""A weight's prior in a hierarchy: :math:`W_{:j} \mid z \sim \mathcal N(0, \operatorname{diag}(z / \beta_{:j}))`.
 
     ``z`` has one entry per noise unit, shared by all columns; its own prior is another site of the model.
 
@@ -153,17 +170,22 @@ class ScaleMixtureNormal(WeightPrior):
         *,
         validate_args: bool | None = None,
     ):
+        if noise_dim is None:
+            raise ValueError(f"noise_dim: expected the axis of the weight {tuple(shape)} along which z runs, got None.")
         if empirical_bayes not in ("paper", "full"):
             raise ValueError(f"empirical_bayes: expected 'paper' or 'full', got {empirical_bayes!r}.")
         self.z, self.beta, self.empirical_bayes, self.z_name = z, beta, empirical_bayes, z_name
         super().__init__(z.shape[:-1], shape, noise_dim, init, validate_args=validate_args)
-        if z.shape[-1:] != self.event_shape[self.noise_dim :][:1]:  # type: ignore[misc]
+        if z.shape[-1:] != self.event_shape[self.noise_dim :][:1]:
             raise ValueError(
                 f"z: expected one entry for each of the {self.event_shape[self.noise_dim]} noise units, "  # type: ignore[index]
                 f"got shape {tuple(z.shape)}."
             )
-        if self._validate_args and not bool((z > 0).all()):
-            raise ValueError(f"z: expected positive values, got a least one of {z.min().item()}.")
+        beta = torch.as_tensor(beta)
+        self._check_broadcasts("beta", beta)
+        if self._validate_args:
+            positive_finite("z", z)
+            positive_finite("beta", beta)
 
     @property
     def scale_tensor(self) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import ELBO
-from pyro.infer.util import check_fully_reparametrized, is_validation_enabled, torch_item
+from pyro.infer.util import is_validation_enabled, torch_item
 from pyro.poutine.util import prune_subsample_sites
 from pyro.util import check_site_shape
 from torch import Tensor
@@ -184,15 +184,21 @@ class VSD_ELBO(ELBO):
         return model_trace, guide_trace
 
     def _log_likelihood(self, model_trace: Any) -> Tensor:
-        model_trace.compute_log_prob(lambda name, site: site["is_observed"])
         self._likelihoods = {}
         total: Any = 0.0
         for name, site in model_trace.nodes.items():
             if site["type"] == "sample" and site["is_observed"]:
+                # Not Trace.compute_log_prob: it looks for NaN, which waits for the device and warns of what we raise.
+                try:
+                    density = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
+                except ValueError as error:
+                    shapes = model_trace.format_shapes(last_site=name)
+                    raise ValueError(f"while computing the log-likelihood of site {name!r}: {error}\n{shapes}") from error
+                site["log_prob"] = scale_and_mask(density, site["scale"], site["mask"])
                 if is_validation_enabled():
                     check_site_shape(site, self.max_plate_nesting)
                 # particles mark their tensors; the loss is an ordinary one
-                value = site["log_prob_sum"].as_subclass(Tensor)
+                value = site["log_prob"].sum().as_subclass(Tensor)
                 self._likelihoods[name] = value.detach()
                 total = total + value
         return total  # type: ignore[no-any-return]
@@ -202,6 +208,7 @@ class VSD_ELBO(ELBO):
         for name, site in guide_trace.nodes.items():
             if site["type"] != "sample":
                 continue
+            _check_reparametrized(name, site["fn"])
             prior_site = model_trace.nodes.get(name)
             if prior_site is None:  # an auxiliary site of another autoguide: its density belongs to the posterior
                 result[name] = _log_prob_sum(guide_trace, name)
@@ -212,8 +219,6 @@ class VSD_ELBO(ELBO):
             else:
                 kl = _closed_form(law, prior)
             if kl is None:
-                if is_validation_enabled():
-                    check_fully_reparametrized(site)
                 result[name] = _log_prob_sum(guide_trace, name) - _log_prob_sum(model_trace, name)
                 continue
             if site["scale"] is not None or site["mask"] is not None:
@@ -236,6 +241,14 @@ class VSD_ELBO(ELBO):
         if self.kl_scale == "weight":
             kl = law.num_columns * kl
         return kl.expand(law.batch_shape)
+
+
+def _check_reparametrized(name: str, law: Any) -> None:
+    if not law.has_rsample:
+        raise ValueError(
+            f"site {name!r}: expected a posterior with a reparametrised draw, got {law}, through which no gradient "
+            "flows. Sum discrete sites out of the model (pyro.infer.config_enumerate does not work here)."
+        )
 
 
 def _log_prob_sum(trace: Any, name: str) -> Tensor:

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 
 from pyro_vsd.distributions import HouseholderNormal, LazyWeight, StructuredDropout
 from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform
+from pyro_vsd.infer.modes import evaluation_mode
 from pyro_vsd.infer.parameters import as_parameter, get_parameter, register_param, set_parameter
 from pyro_vsd.infer.quantiles import weight_quantiles
 from pyro_vsd.infer.setup import Entry, entries_from_priors, entries_from_trace, make_sites, trace_model
@@ -216,7 +217,7 @@ class VSDGuide(AutoGuide):
         if self.master is not None or self.create_plates is not None or not subsampled:
             return super()._create_plates(*args, **kwargs)
         # The model says which rows: a guide that drew its own would replace the model's explicit indices.
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(self.model):
             trace = poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)
         self._prototype_frames = {n: f for n, f in frames.items() if n not in subsampled}
         try:

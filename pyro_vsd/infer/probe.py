@@ -12,7 +12,8 @@ _TRANSPOSES = {Tensor.mT.__get__, Tensor.T.__get__, Tensor.t, torch.t}
 _SWAPS = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
 _PASS = {
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.detach, Tensor.to, Tensor.contiguous, Tensor.clone, Tensor.expand,
-    Tensor.reshape, Tensor.view, torch.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point,
+    Tensor.reshape, Tensor.view, Tensor.squeeze, Tensor.unsqueeze, torch.squeeze, torch.unsqueeze,
+    torch.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point,
 }  # fmt: skip
 _CONVS = {F.conv1d, F.conv2d, F.conv3d}
 _TRANSPOSED_CONVS = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}

@@ -11,9 +11,10 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.infer.autoguide.utils import helpful_support_errors
 from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import constraints
 
 from pyro_vsd.distributions import ScaleMixtureNormal, WeightPrior
+from pyro_vsd.infer.mean_field import mean_field_transform
 from pyro_vsd.infer.modes import evaluation_mode
 from pyro_vsd.infer.probe import WeightProbe, noise_axis
 from pyro_vsd.infer.sites import Frame, Site, support_to_plain
@@ -112,7 +113,7 @@ def entries_from_trace(trace: Any, notes: dict[str, dict[str, Any]]) -> list[Ent
                 value = periodic_repeat(value, full_size, frame.dim - prior.event_dim).contiguous()
         _warn_without_to_event(name, prior, frames)
         with helpful_support_errors(site):
-            biject_to(prior.support)
+            mean_field_transform(prior.support)
         entries.append(Entry(name, prior, value, tuple(frames), notes.get(name, {})))
     return entries
 
@@ -120,7 +121,10 @@ def entries_from_trace(trace: Any, notes: dict[str, dict[str, Any]]) -> list[Ent
 def _warn_without_to_event(name: str, prior: Any, frames: list[Frame]) -> None:
     plated = {frame.dim for frame in frames}
     loose = [d for d in range(-len(prior.batch_shape), 0) if d not in plated and prior.batch_shape[d] > 1]
-    if prior.support is constraints.real and prior.event_dim + len(loose) >= 2:
+    support = prior.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if loose and support is constraints.real and prior.event_dim + len(loose) >= 2:
         warnings.warn(
             f"site {name!r} has shape {tuple(prior.batch_shape + prior.event_shape)} but only {prior.event_dim} event "
             f"dimension(s), so it is no weight to the guide and gets a mean-field posterior. If it is a weight, declare "

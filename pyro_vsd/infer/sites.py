@@ -1,6 +1,6 @@
 """What a guide knows of a model's latent sites: records of plain types, so that a guide can be rebuilt without data."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ __all__ = ["Frame", "Site", "support_from_plain", "support_to_plain"]
 
 @dataclass(frozen=True)
 class Frame:
-    """A plate around a site."""
+    """A plate around a site. Its size at set-up, a batch's, is not what makes two plates different."""
 
     name: str
     dim: int
-    size: int
+    size: int = field(compare=False)
     full_size: int
 
 
@@ -58,7 +58,6 @@ _PLAIN = {
         "nonnegative",
         "unit_interval",
         "simplex",
-        "real_vector",
         "lower_cholesky",
         "corr_cholesky",
         "positive_definite",
@@ -72,19 +71,23 @@ def support_to_plain(support: Any) -> Any:
     >>> support_to_plain(constraints.independent(constraints.positive, 1))
     ['independent', 'positive', 1]
     """
-    for name, value in _PLAIN.items():
-        if support is value or (type(support) is type(value) and support.__dict__ == value.__dict__):
-            return name
     if isinstance(support, constraints.independent):
         base = support_to_plain(support.base_constraint)
         return None if base is None else ["independent", base, support.reinterpreted_batch_ndims]
-    bounds = [getattr(support, key, None) for key in ("lower_bound", "upper_bound")]
-    numbers = [_number(b) for b in bounds]
+    for name, value in _PLAIN.items():
+        if type(support) is type(value) and _bounds(support) == _bounds(value):
+            return name
+    bounds = _bounds(support)
     for name in ("interval", "greater_than", "less_than", "greater_than_eq", "half_open_interval"):
         if type(support) is getattr(constraints, name):
-            wanted = [n for b, n in zip(bounds, numbers, strict=True) if b is not None]
-            return None if None in wanted else [name, *wanted]
+            return None if None in bounds else [name, *bounds]
     return None
+
+
+def _bounds(support: Any) -> list[float | None]:
+    """The numbers that bound a support; ``None`` for a bound that differs from entry to entry."""
+    names = [key for key in ("lower_bound", "upper_bound") if hasattr(support, key)]
+    return [_number(getattr(support, key)) for key in names]
 
 
 def support_from_plain(plain: Any) -> constraints.Constraint:
@@ -104,4 +107,4 @@ def support_from_plain(plain: Any) -> constraints.Constraint:
 def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else None
-    return None if value is None else float(value)
+    return float(value)

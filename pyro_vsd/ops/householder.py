@@ -11,7 +11,7 @@ __all__ = ["CompactWY", "compact_wy", "covariance_diag", "dense", "rotate", "rot
 class CompactWY(NamedTuple):
     r"""An orthogonal matrix :math:`U = H_T \cdots H_1 = I - N^\top S N`.
 
-    ``N`` has unit rows (or zero rows: no reflection), shape ``(..., T, K)``; ``S`` is lower triangular, ``(..., T, T)``.
+    ``N (..., T, K)`` has unit rows (or zero rows: no reflection); ``S (..., T, T)`` is lower triangular.
     """
 
     N: Tensor
@@ -26,9 +26,8 @@ def unit_vectors(vectors: Tensor, source: torch.dtype | None = None) -> tuple[Te
 
     :param source: the dtype the vectors were given in, where it is not theirs.
 
-    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0]
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]], dtype=torch.float64)
+    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0].tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
     """
     source = source or vectors.dtype
     tiny = torch.finfo(source).tiny
@@ -95,7 +94,8 @@ def _reflect(x: Tensor, N: Tensor, S: Tensor) -> Tensor:
         return _reflect(x.unsqueeze(-2), N, S).squeeze(-2)
     if N.dim() == 2:  # one matrix for all rows: no temporary of the size of x
         flat = x.reshape(-1, x.shape[-1])
-        return torch.addmm(flat, (flat @ N.mT) @ S, N, alpha=-1).reshape(x.shape)
+        # thin products with T rows, not T columns: faster on a CPU
+        return torch.addmm(flat, (S.mT @ (N @ flat.mT)).mT, N, alpha=-1).reshape(x.shape)
     return x - ((x @ N.mT) @ S) @ N
 
 

@@ -26,7 +26,7 @@ class NoiseTerms(NamedTuple):
 
 
 def noise_terms(log_alpha: Tensor, vectors: Tensor) -> NoiseTerms:
-    r"""Standard deviations, WY form and the KL's sum :math:`\sum_i \log\frac{1 + s_i}{\alpha_i}` of one site, in one node.
+    r"""Standard deviations, WY form and the KL's sum :math:`\sum_i \log\frac{1 + s_i}{\alpha_i}` of a site: one node.
 
     The empirical-Bayes KL is ``num_columns / 2`` times that sum. Small numbers are formed in float64; ``std``, ``N``
     and ``S`` come back in the dtype given, the sum in at least float32. Costs :math:`O(K T^2)`, forward and backward.
@@ -34,7 +34,7 @@ def noise_terms(log_alpha: Tensor, vectors: Tensor) -> NoiseTerms:
     >>> noise_terms(torch.zeros(3), torch.zeros(0, 3)).log_ratio  # 3 log 2
     tensor(2.0794)
     """
-    if torch.jit.is_tracing():  # a trace that is to be saved cannot hold a Python function
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace that is to be saved cannot hold a Python function
         return NoiseTerms(*_outputs(log_alpha, vectors, _terms(log_alpha, vectors)))
     return NoiseTerms(*_NoiseTerms.apply(log_alpha, vectors))
 
@@ -57,7 +57,7 @@ def _terms(log_alpha: Tensor, vectors: Tensor, source: torch.dtype | None = None
         return _Saved(a, N, empty, empty, a)
     N, norm = unit_vectors(vectors, source)
     S = inverse_factor(N)
-    s = _rotated_diag(N, N.mT @ S, a).clamp(min=0)  # rounding, where reflections cancel
+    s = _rotated_diag(N, S.mT @ N, a).clamp(min=0)  # rounding, where reflections cancel
     return _Saved(a, N, norm, S, s)
 
 
@@ -80,18 +80,20 @@ def _gradients(saved: _Saved, g_std: Tensor, g_N: Tensor, g_S: Tensor, g_ratio: 
     g_log_alpha = 0.5 * g_std * a.sqrt() - g_ratio.unsqueeze(-1)
     if N.shape[-2] == 0 and N.dim() == 2:
         return g_log_alpha + w * a, None
-    NT = N.mT
-    Y = NT @ S
+    Y = S.mT @ N
     # s_i = Σ_j U_ij² α_j, so the gradient in α is the same diagonal for Uᵀ.
-    g_log_alpha = g_log_alpha + a * _rotated_diag(N, NT @ S.mT, w)
-    # s = α − 2 α (Y ⊙ Nᵀ)·1 + diag(Y M Yᵀ), with Y = Nᵀ S and M = N diag(α) Nᵀ.
+    g_log_alpha = g_log_alpha + a * _rotated_diag(N, S @ N, w)
+    # s = α − 2 α 1·(Y ⊙ N) + diag(Yᵀ M Y), with Y = Sᵀ N and M = N diag(α) Nᵀ.
+    # In place where it can be: with many units, fresh memory costs more than arithmetic.
     Na = N * a.unsqueeze(-2)
-    w_ = w.unsqueeze(-1)
-    g_Y = 2 * w_ * (Y @ (Na @ NT) - Na.mT)
-    g_NT = 2 * (Na.mT @ ((Y * w_).mT @ Y) - a.unsqueeze(-1) * w_ * Y) + g_Y @ S.mT
-    g_L = torch.tril(-S.mT @ (N @ g_Y + g_S) @ S.mT, -1)
-    g_unit = g_N + g_NT.mT + (g_L + g_L.mT) @ N
-    return g_log_alpha, (g_unit - N * (N * g_unit).sum(-1, keepdim=True)) / norm
+    g_Y = (Na @ N.mT @ Y).sub_(Na).mul_((2 * w).unsqueeze(-2))
+    g_L = torch.tril(-S.mT @ (N @ g_Y.mT + g_S) @ S.mT, -1)
+    Yw = torch.mul(Y, w.unsqueeze(-2), out=Na)
+    g_unit = (Yw @ Y.mT @ N).sub_(Yw).mul_((2 * a).unsqueeze(-2)).add_(g_N)
+    g_unit += S @ g_Y
+    g_unit += (g_L + g_L.mT) @ N
+    along = torch.linalg.vecdot(N, g_unit).unsqueeze(-1)  # a unit vector's gradient is at right angles to it
+    return g_log_alpha, g_unit.addcmul_(N, along, value=-1).div_(norm)
 
 
 class _NoiseTerms(torch.autograd.Function):
@@ -117,14 +119,14 @@ class _NoiseTerms(torch.autograd.Function):
 
 
 def joint_noise_terms(log_alphas: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[NoiseTerms]:
-    """:func:`noise_terms` of many sites in one node: each ``log_alpha (K_l,)`` and ``vectors (T, K_l)`` padded with zeros
-    to the widest. The cost is that of a few operators, not of a few for each site.
+    """:func:`noise_terms` of many sites in one node: each ``log_alpha (K_l,)`` and ``vectors (T, K_l)`` padded with
+    zeros to the widest. The cost is that of a few operators, not of a few for each site.
 
     >>> terms = joint_noise_terms([torch.zeros(3), torch.zeros(2)], [torch.ones(1, 3), torch.ones(1, 2)])
     >>> [tuple(term.N.shape) for term in terms]
     [(1, 3), (1, 2)]
     """
-    if len(log_alphas) == 1 or torch.jit.is_tracing():
+    if len(log_alphas) == 1 or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return [noise_terms(*pair) for pair in zip(log_alphas, vectors, strict=True)]
     flat = _JointNoiseTerms.apply(len(log_alphas), *log_alphas, *vectors)
     return [NoiseTerms(*flat[4 * i : 4 * i + 4]) for i in range(len(log_alphas))]
@@ -177,9 +179,12 @@ class _JointNoiseTerms(torch.autograd.Function):
 
 
 def _rotated_diag(N: Tensor, Y: Tensor, a: Tensor) -> Tensor:
-    """``diag(U diag(a) Uᵀ)`` for ``U = I − Y N``; ``(..., K)``."""
-    M = (N * a.unsqueeze(-2)) @ N.mT
-    return a + (((Y @ M) - 2 * a.unsqueeze(-1) * N.mT) * Y).sum(-1)
+    """``diag(U diag(a) Uᵀ)`` for ``U = I − Yᵀ N``, with Y and N of shape ``(..., T, K)``; ``(..., K)``.
+
+    Rows are long and T is small: sums over T of contiguous rows are several times faster than over a last axis of T.
+    """
+    Na = N * a.unsqueeze(-2)
+    return a + ((Na @ N.mT @ Y - 2 * Na) * Y).sum(-2)
 
 
 def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
@@ -197,7 +202,7 @@ def structured_noise(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
     >>> structured_noise(torch.tensor([[1.0, -1.0]]), torch.tensor([0.1, 0.2]), torch.zeros(0, 2), torch.zeros(0, 0))
     tensor([[1.1000, 0.8000]])
     """
-    if torch.jit.is_tracing():  # a trace that is to be saved cannot hold a Python function
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace that is to be saved cannot hold a Python function
         eta = eps * std.unsqueeze(-2)
         return 1 + eta - ((eta @ N.mT) @ S.mT) @ N
     if not torch.is_autocast_enabled(eps.device.type):

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from pyro_vsd.ops.householder import compact_wy, rotate
-from pyro_vsd.ops.noise import noise_terms, structured_noise
+from pyro_vsd.ops.noise import joint_noise_terms, noise_terms, structured_noise
 from tests import dense
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -215,3 +215,63 @@ def test_a_million_units_need_no_square_matrix():
     vectors = torch.randn(3, 1_000_000, dtype=torch.float32, requires_grad=True)
     noise_terms(log_alpha, vectors).log_ratio.backward()
     assert torch.isfinite(vectors.grad).all()
+
+
+# Widths of the sites; a zero vector among them below.
+SITES = pytest.mark.parametrize("widths", [[4], [3, 5, 1], [6, 6]], ids=str)
+
+
+def site_parameters(widths, T, dtype=torch.float64):
+    log_alphas = [torch.randn(K, dtype=dtype).requires_grad_() for K in widths]
+    vectors = [torch.randn(T, K, dtype=dtype) for K in widths]
+    if T:
+        vectors[0][0] = 0
+    return log_alphas, [v.requires_grad_() for v in vectors]
+
+
+@SITES
+@pytest.mark.parametrize("T", [0, 1, 3])
+def test_joint_terms_are_those_of_each_site(widths, T):
+    log_alphas, vectors = site_parameters(widths, T)
+    joint = joint_noise_terms(log_alphas, vectors)
+    single = [noise_terms(*pair) for pair in zip(log_alphas, vectors, strict=True)]
+    assert_close([tuple(t) for t in joint], [tuple(t) for t in single], **EXACT)
+    inputs = log_alphas + (vectors if T else [])
+
+    def total(terms, weights):
+        return sum((v * w).sum() for term in terms for v, w in zip(term, next(weights), strict=True))
+
+    weights = [[torch.randn_like(v) for v in term] for term in single]
+    ours = torch.autograd.grad(total(joint, iter(weights)), inputs)
+    assert_close(ours, torch.autograd.grad(total(single, iter(weights)), inputs), **EXACT)
+
+
+@SITES
+def test_gradcheck_of_joint_terms(widths):
+    log_alphas, vectors = site_parameters(widths, 2)
+    # a zero vector has no derivative
+    vectors[0] = torch.randn(2, widths[0], requires_grad=True)
+
+    def function(*tensors):
+        terms = joint_noise_terms(tensors[: len(widths)], tensors[len(widths) :])
+        return tuple(value for term in terms for value in term)
+
+    assert torch.autograd.gradcheck(function, (*log_alphas, *vectors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_joint_terms_keep_the_dtype(dtype):
+    log_alphas, vectors = site_parameters([3, 5], 2, dtype)
+    joint = joint_noise_terms(log_alphas, vectors)
+    single = [noise_terms(*pair) for pair in zip(log_alphas, vectors, strict=True)]
+    assert_close([tuple(t) for t in joint], [tuple(t) for t in single])
+    sum(v.float().sum() for term in joint for v in term).backward()
+    assert {p.grad.dtype for p in log_alphas + vectors} == {dtype}
+
+
+def test_joint_terms_that_are_not_used_cost_no_gradient():
+    log_alphas, vectors = site_parameters([3, 5], 2)
+    joint_noise_terms(log_alphas, vectors)[1].log_ratio.backward()
+    assert (log_alphas[0].grad == 0).all()
+    twin = noise_terms(log_alphas[1], vectors[1]).log_ratio
+    assert_close(log_alphas[1].grad, torch.autograd.grad(twin, log_alphas[1])[0], **EXACT)

@@ -1,0 +1,32 @@
+"""Making networks Bayesian: priors, observation models, and the networks of the paper."""
+
+from pyro_vsd.nn.bayesianize import bayesianize
+from pyro_vsd.nn.classifiers import BinaryClassifier, Classifier
+from pyro_vsd.nn.export import PrunedNetwork, mean_network, prune, rank_units
+from pyro_vsd.nn.networks import alexnet, convnet, lenet5, mlp, xavier_uniform_
+from pyro_vsd.nn.observation import ObservationModel
+from pyro_vsd.nn.priors import GaussianPrior, HierarchicalPrior, Prior
+from pyro_vsd.nn.regressor import Regressor
+from pyro_vsd.nn.residual import preresnet110, resnet18
+
+__all__ = [
+    "BinaryClassifier",
+    "Classifier",
+    "GaussianPrior",
+    "HierarchicalPrior",
+    "ObservationModel",
+    "Prior",
+    "PrunedNetwork",
+    "Regressor",
+    "alexnet",
+    "bayesianize",
+    "convnet",
+    "lenet5",
+    "mean_network",
+    "mlp",
+    "preresnet110",
+    "prune",
+    "rank_units",
+    "resnet18",
+    "xavier_uniform_",
+]

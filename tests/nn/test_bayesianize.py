@@ -1,0 +1,388 @@
+"""Any network becomes Bayesian: names, axes, what stays, and that nothing else changes."""
+
+import copy
+import io
+import pickle
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, PyroSample
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from pyro_vsd.distributions import ScaleMixtureNormal, WeightPrior
+from pyro_vsd.nn import GaussianPrior, HierarchicalPrior, bayesianize
+
+
+class Nested(nn.Module):
+    """Lists in dictionaries, an unused slot, a norm, an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.parts = nn.ModuleDict(
+            {"list": nn.ModuleList([nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))]), "head": nn.Linear(4, 2)}
+        )
+        self.norm = nn.LayerNorm(4)
+        self.gone = nn.Identity()
+        self.gone = None
+
+    def forward(self, x):
+        h = self.embedding(x).mean(-2)
+        for part in self.parts["list"]:
+            h = self.norm(torch.tanh(part(h)))
+        return self.parts["head"](h)
+
+
+def small():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def sites(net, *args):
+    return poutine.trace(net).get_trace(*args).stochastic_nodes
+
+
+def test_sites_are_named_after_paths():
+    net = bayesianize(Nested())
+    assert sites(net, torch.zeros(5, 3, dtype=torch.long)) == [
+        "parts.list.0.weight",
+        "parts.list.1.0.weight",
+        "parts.head.weight",
+    ]
+
+
+def test_a_single_layer_is_a_network():
+    assert sites(bayesianize(nn.Linear(3, 2)), torch.ones(5, 3)) == ["weight"]
+
+
+def test_the_rest_stays_parameters():
+    net = bayesianize(Nested())
+    assert [name for name, _ in net.named_parameters()] == [
+        "embedding.weight",
+        "parts.list.0.bias",
+        "parts.list.1.0.bias",
+        "parts.head.bias",
+        "norm.weight",
+        "norm.bias",
+    ]
+
+
+def test_the_original_is_untouched():
+    net = small()
+    before = copy.deepcopy(net.state_dict())
+    bayesianize(net)
+    assert type(net) is nn.Sequential
+    assert type(net[0]) is nn.Linear
+    torch.testing.assert_close(dict(net.state_dict()), dict(before))
+
+
+def test_inplace_changes_the_network_itself():
+    net = small()
+    assert bayesianize(net, inplace=True) is net
+    assert isinstance(net, PyroModule)
+
+
+def test_a_draw_is_used_by_the_network():
+    net = bayesianize(nn.Linear(3, 2, bias=False))
+    weight, x = torch.randn(2, 3), torch.randn(5, 3)
+    torch.testing.assert_close(poutine.condition(net, {"weight": weight})(x), x @ weight.mT)
+
+
+LAYERS = [
+    # layer, input, noise axis by default, with conv_noise="in", axis of the inputs
+    (nn.Linear(3, 4), (2, 3), -1, -1, None),
+    (nn.Conv1d(3, 4, 5), (2, 3, 9), -3, -2, -2),
+    (nn.Conv2d(3, 4, 3), (2, 3, 5, 5), -4, -3, -3),
+    (nn.Conv3d(3, 4, 2), (2, 3, 4, 4, 4), -5, -4, -4),
+    (nn.Conv2d(4, 6, 3, groups=2), (2, 4, 5, 5), -4, -3, -3),
+    (nn.ConvTranspose1d(3, 4, 5), (2, 3, 9), -2, -3, -3),
+    (nn.ConvTranspose2d(3, 4, 3), (2, 3, 5, 5), -3, -4, -4),
+    (nn.ConvTranspose3d(3, 4, 2), (2, 3, 4, 4, 4), -4, -5, -5),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape", "out", "inp", "input_dim"), LAYERS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("conv_noise", ["out", "in"])
+@pytest.mark.parametrize("prior", [GaussianPrior(), HierarchicalPrior()], ids=["gaussian", "hierarchical"])
+def test_noise_axes(layer, shape, out, inp, input_dim, conv_noise, prior):
+    net = bayesianize(layer, prior, conv_noise=conv_noise)
+    trace = poutine.trace(net).get_trace(torch.randn(shape))
+    law = trace.nodes["weight"]["fn"]
+    axis = out if conv_noise == "out" else inp
+    assert isinstance(law, WeightPrior)
+    assert (law.noise_dim, law.input_dim, law.event_shape) == (axis, input_dim, layer.weight.shape)
+    torch.testing.assert_close(law.init, layer.weight.detach())
+    if isinstance(prior, HierarchicalPrior):
+        assert isinstance(law, ScaleMixtureNormal)
+        assert law.z_name == "weight_z"
+        assert trace.nodes["weight_z"]["fn"].event_shape == (layer.weight.shape[axis],)
+        assert trace.nodes["weight_z"]["value"] is law.z
+
+
+def test_scales_are_sites_next_to_their_weights():
+    net = bayesianize(small(), HierarchicalPrior("gamma"))
+    trace = poutine.trace(net).get_trace(torch.randn(5, 4))
+    assert trace.stochastic_nodes == ["0.weight_z", "0.weight", "3.weight_z", "3.weight"]
+    assert trace.nodes["3.weight"]["fn"].z_name == "3.weight_z"
+
+
+def test_state_dict_holds_parameters_and_statistics_only():
+    assert sorted(bayesianize(small(), HierarchicalPrior()).state_dict()) == [
+        "0.bias", "1.bias", "1.num_batches_tracked", "1.running_mean", "1.running_var", "1.weight", "3.bias",
+    ]  # fmt: skip
+
+
+def test_to_moves_the_start_too():
+    net = bayesianize(small(), HierarchicalPrior()).to(torch.float32)
+    trace = poutine.trace(net).get_trace(torch.randn(5, 4, dtype=torch.float32))
+    for name in trace.stochastic_nodes:
+        assert trace.nodes[name]["value"].dtype == torch.float32
+    assert net[0].weight_init.dtype == torch.float32
+
+
+def copies(net):
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    buffer.seek(0)
+    return {
+        "deepcopy": copy.deepcopy(net),
+        "pickle": pickle.loads(pickle.dumps(net)),
+        "torch.save": torch.load(buffer, weights_only=False),
+    }
+
+
+@pytest.mark.parametrize("ran", [False, True], ids=["fresh", "after a call"])
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+@pytest.mark.parametrize("prior", [GaussianPrior(), HierarchicalPrior()], ids=["gaussian", "hierarchical"])
+def test_copies_are_alive(way, prior, ran):
+    net = bayesianize(small(), prior)
+    x = torch.randn(5, 4)
+    if ran:
+        poutine.trace(net).get_trace(x)
+    twin = copies(net.eval())[way]
+    assert sites(twin, x) == sites(net, x)
+    pyro.set_rng_seed(1)
+    expected = net(x)
+    pyro.set_rng_seed(1)
+    torch.testing.assert_close(twin(x), expected)
+    assert twin[0].weight_init is not net[0].weight_init
+
+
+# ---- shared modules and weights
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the output layer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.middle = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.middle(self.embedding(x).mean(-2))))
+
+
+def test_a_module_used_twice_has_one_site():
+    layer = nn.Linear(4, 4)
+    net = bayesianize(nn.Sequential(layer, nn.ReLU(), layer))
+    trace = poutine.trace(net).get_trace(torch.randn(5, 4))
+    assert len(trace.stochastic_nodes) == 1
+    assert net[0] is net[2]
+
+
+@pytest.mark.parametrize("way", ["itself", "deepcopy", "pickle", "torch.save"])
+@pytest.mark.parametrize("prior", [GaussianPrior(), HierarchicalPrior()], ids=["gaussian", "hierarchical"])
+def test_tied_weights_share_a_draw(way, prior):
+    net = bayesianize(Tied(), prior)
+    if way != "itself":
+        net = copies(net)[way]
+    x = torch.randint(7, (5, 3))
+    trace = poutine.trace(net).get_trace(x)
+    weights = [name for name in trace.stochastic_nodes if not name.endswith("_z")]
+    assert sorted(weights) == ["head.weight", "middle.weight"]
+    values = {name: trace.nodes[name]["value"] for name in weights}
+    h = torch.tanh(nn.functional.linear(values["head.weight"][x].mean(-2), values["middle.weight"], net.middle.bias))
+    torch.testing.assert_close(trace.nodes["_RETURN"]["value"], h @ values["head.weight"].mT)
+    assert sorted(net.state_dict()) == ["middle.bias"]
+
+
+def test_tied_linears_share_a_draw():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    net = bayesianize(net)
+    assert sites(net, torch.randn(5, 4)) == ["0.weight", "1.weight"]
+
+
+def test_a_tied_weight_is_random_as_soon_as_one_user_is_selected():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    assert sites(bayesianize(net, include="1"), torch.randn(5, 4)) == ["1.weight"]
+
+
+def test_a_shared_weight_is_set_at_its_owner_only():
+    net = bayesianize(Tied())
+    with pytest.raises(AttributeError, match="weight: shared with 'weight' of a PyroLinear; set it there"):
+        net.embedding.weight = torch.zeros(7, 4)
+
+
+# ---- frozen and strangely stored parameters
+
+
+def test_frozen_parameters_stay_frozen():
+    net = small()
+    net[0].requires_grad_(False)
+    model = bayesianize(net, include="3")
+    before = model[0].weight.clone()
+    for twin in (model, *copies(model).values()):
+        trace = poutine.trace(twin).get_trace(torch.randn(5, 4))
+        assert "0.weight" not in trace.nodes
+        assert not any(parameter.requires_grad for parameter in twin[0].parameters())
+        assert torch.equal(twin[0].weight, before)
+
+
+def test_a_frozen_parameter_can_be_thawed():
+    net = small()
+    net[0].requires_grad_(False)
+    model = bayesianize(net, include="3")
+    model[0].requires_grad_(True)
+    assert "0.weight" in poutine.trace(model).get_trace(torch.randn(5, 4)).nodes
+
+
+def test_parameters_in_another_memory_format_are_the_ones_that_pyro_trains():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2)).to(memory_format=torch.channels_last)
+    net = bayesianize(net, include="2")
+    poutine.trace(net).get_trace(torch.randn(2, 3, 5, 5))
+    assert pyro.get_param_store()["0.weight"] is net[0].weight
+
+
+# ---- include and exclude
+
+
+def chosen(**options):
+    net = bayesianize(Nested(), **options)
+    return sites(net, torch.zeros(5, 3, dtype=torch.long))
+
+
+FIRST, SECOND, HEAD = "parts.list.0.weight", "parts.list.1.0.weight", "parts.head.weight"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"include": "parts.head"}, [HEAD]),
+        ({"include": "parts.head.weight"}, [HEAD]),
+        ({"include": "parts.list"}, [FIRST, SECOND]),
+        ({"include": "*.list.*"}, [FIRST, SECOND]),
+        ({"include": ["parts.list.0", "parts.head"]}, [FIRST, HEAD]),
+        ({"include": nn.Linear}, [FIRST, SECOND, HEAD]),
+        ({"include": lambda name, module: module.out_features == 2}, [HEAD]),
+        ({"exclude": "parts.head"}, [FIRST, SECOND]),
+        ({"exclude": lambda name, module: False}, [FIRST, SECOND, HEAD]),
+        ({"exclude": ("*.0",)}, [HEAD]),
+        ({"include": "parts.list", "exclude": "parts.list.1"}, [FIRST]),
+    ],
+)
+def test_selection(options, expected):
+    assert chosen(**options) == expected
+
+
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_lists_the_names(argument):
+    message = f"{argument}: expected a pattern that matches some layer, got 'fc'. Layers: 'parts.list.0', 'parts.list.1.0'"
+    with pytest.raises(ValueError, match=message):
+        chosen(**{argument: ["parts.head", "fc"]})
+
+
+def test_a_type_that_matches_nothing():
+    with pytest.raises(ValueError, match="include: expected a pattern that matches some layer, got Conv2d"):
+        chosen(include=nn.Conv2d)
+
+
+def test_a_rule_of_the_wrong_kind():
+    with pytest.raises(TypeError, match="include: expected a pattern, a layer type, a function .* got 3"):
+        chosen(include=[3])
+
+
+def test_nothing_left():
+    with pytest.raises(ValueError, match="expected at least one weight to become Bayesian, got none with include=None"):
+        chosen(exclude="*")
+
+
+def test_no_weight_at_all():
+    with pytest.raises(ValueError, match="The network has no Linear or convolution layer"):
+        bayesianize(nn.Sequential(nn.ReLU()))
+
+
+def test_two_calls_give_two_priors():
+    net = bayesianize(bayesianize(small(), GaussianPrior(0.1), include="0"), HierarchicalPrior())
+    trace = poutine.trace(net).get_trace(torch.randn(5, 4))
+    assert trace.stochastic_nodes == ["0.weight", "3.weight_z", "3.weight"]
+    assert trace.nodes["0.weight"]["fn"].scale == 0.1
+
+
+# ---- errors
+
+
+def test_already_bayesian():
+    with pytest.raises(ValueError, match="got a network whose weights are sites already"):
+        bayesianize(bayesianize(small()))
+
+
+def test_lazy_modules():
+    with pytest.raises(ValueError, match="0.weight: expected a weight with a shape, got a lazy module"):
+        bayesianize(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_lazy_module_that_has_seen_data_is_fine():
+    net = nn.Sequential(nn.LazyLinear(3))
+    net(torch.randn(2, 4))
+    assert sites(bayesianize(net), torch.randn(5, 4)) == ["0.weight"]
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_computed_weights(wrap):
+    net = nn.Sequential(wrap(nn.Linear(4, 4)), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="0.weight: expected a plain parameter, .* exclude='0'"):
+        bayesianize(net)
+    bayes = bayesianize(net, exclude="0")
+    assert sites(bayes, torch.randn(5, 4)) == ["1.weight"]
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(bayes[0](x), net[0](x))
+
+
+def test_pruned_weights():
+    with pytest.raises(ValueError, match="weight: expected a plain parameter, .* or by pruning"):
+        bayesianize(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: bayesianize(torch.randn(3)), TypeError, "net: expected an nn.Module, got Tensor"),
+        (lambda: bayesianize(small(), 1.0), TypeError, "prior: expected a GaussianPrior or HierarchicalPrior, got 1.0"),
+        (lambda: bayesianize(small(), conv_noise="both"), ValueError, "conv_noise: expected 'out' or 'in', got 'both'"),
+        (lambda: bayesianize(torch.compile(small())), ValueError, "got a scripted or compiled one .OptimizedModule."),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_failure_leaves_the_network_as_it_was():
+    net = nn.Sequential(nn.Linear(4, 4), parametrizations.weight_norm(nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match="1.weight"):
+        bayesianize(net, inplace=True)
+    assert type(net) is nn.Sequential
+    assert isinstance(net[0].weight, nn.Parameter)
+
+
+def test_own_samples_of_a_network_are_kept():
+    net = PyroModule[nn.Sequential](PyroModule[nn.Linear](4, 2))
+    net[0].bias = PyroSample(pyro.distributions.Normal(0.0, 1.0).expand([2]).to_event(1))
+    assert sorted(sites(bayesianize(net), torch.randn(5, 4))) == ["0.bias", "0.weight"]

@@ -1,0 +1,274 @@
+"""What all observation models share: the plate and its scale, several inputs, the list of sites, the checks."""
+
+import copy
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
+from torch import nn
+
+import pyro_vsd as vsd
+from pyro_vsd.distributions import ScaleMixtureNormal
+from pyro_vsd.nn import BinaryClassifier, Classifier, HierarchicalPrior, Regressor, bayesianize, mlp
+
+
+def labels(B, C=3):
+    return torch.arange(B) % C
+
+
+MODELS = {
+    "classifier": (lambda **k: Classifier(bayesianize(mlp([4, 5, 3]), **k), 20), lambda B: labels(B)),
+    "binary": (lambda **k: BinaryClassifier(bayesianize(mlp([4, 5, 1]), **k), 20), lambda B: labels(B, 2)),
+    "regressor": (lambda **k: Regressor(bayesianize(mlp([4, 5, 1]), **k), 20), lambda B: torch.randn(B)),
+    "learned": (lambda **k: Regressor(bayesianize(mlp([4, 5, 1]), **k), 20, "learned"), lambda B: torch.randn(B)),
+    "latent": (lambda **k: Regressor(bayesianize(mlp([4, 5, 1]), **k), 20, "latent"), lambda B: torch.randn(B)),
+    "several": (lambda **k: Regressor(bayesianize(mlp([4, 5, 2]), **k), 20), lambda B: torch.randn(B, 2)),
+    "heteroscedastic": (
+        lambda **k: Regressor(bayesianize(mlp([4, 5, 2]), **k), 20, "heteroscedastic"),
+        lambda B: torch.randn(B),
+    ),
+}
+
+
+@pytest.fixture(params=list(MODELS))
+def case(request):
+    return MODELS[request.param]
+
+
+@pytest.mark.parametrize("B", [1, 7, 20])
+def test_the_likelihood_is_scaled_to_all_data(case, B):
+    make, targets = case
+    x, y = torch.randn(B, 4), targets(B)
+    trace = poutine.trace(make()).get_trace(x, y)
+    site = trace.nodes["y"]
+    assert site["is_observed"]
+    assert float(site["scale"]) == pytest.approx(20 / B)
+    assert [(f.name, f.dim, f.size, f.full_size) for f in site["cond_indep_stack"]] == [("data", -1, B, 20)]
+    assert site["fn"].batch_shape == (B,)
+    trace.compute_log_prob()
+    torch.testing.assert_close(site["log_prob_sum"], site["fn"].log_prob(site["value"]).sum() * 20 / B)
+
+
+def test_without_targets_nothing_is_scaled(case):
+    make, targets = case
+    trace = poutine.trace(make()).get_trace(torch.randn(50, 4))  # more rows than data
+    site = trace.nodes["y"]
+    assert not site["is_observed"]
+    assert float(site["scale"] or 1.0) == 1.0
+    assert trace.nodes["_RETURN"]["value"].shape == targets(50).shape
+
+
+def test_the_observed_value_is_returned(case):
+    make, targets = case
+    y = targets(7)
+    torch.testing.assert_close(make()(torch.randn(7, 4), y=y), y, check_dtype=False)
+
+
+def test_an_epoch_of_batches_is_the_full_batch(case):
+    """Averaged by their sizes, mini-batches with a short last one give the log-likelihood of all data."""
+    make, targets = case
+    model, x, y = make(), torch.randn(20, 4), targets(20)
+    values = poutine.trace(model).get_trace(x, y)
+    fixed = poutine.condition(model, {n: s["value"] for n, s in values.nodes.items() if n in model.latent_sites()})
+
+    def log_likelihood(rows):
+        trace = poutine.trace(fixed).get_trace(x[rows], y[rows])
+        trace.compute_log_prob()
+        return trace.nodes["y"]["log_prob_sum"]
+
+    parts = [slice(0, 8), slice(8, 16), slice(16, 20)]
+    average = sum(log_likelihood(rows) * (rows.stop - rows.start) / 20 for rows in parts)
+    torch.testing.assert_close(average, log_likelihood(slice(0, 20)))
+
+
+def test_no_permutation_is_drawn(case):
+    make, targets = case
+    model = poutine.condition(make(), {})
+    x, y = torch.randn(7, 4), targets(7)
+    values = poutine.trace(model).get_trace(x, y)
+    before = torch.get_rng_state()
+    poutine.trace(poutine.replay(model, trace=values)).get_trace(x, y)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("prior", [vsd.nn.GaussianPrior(), HierarchicalPrior("half_cauchy")])
+def test_latent_sites_are_those_of_a_trace(case, prior):
+    make, targets = case
+    model = make(prior=prior)
+    found = model.latent_sites()
+    trace = poutine.trace(model).get_trace(torch.randn(7, 4), targets(7))
+    expected = {name: trace.nodes[name]["fn"] for name in trace.stochastic_nodes if name != "data"}
+    assert list(found) == list(expected)
+    for name, law in found.items():
+        assert type(law) is type(expected[name])
+        assert law.batch_shape == ()
+        assert law.event_shape == expected[name].event_shape
+        if isinstance(law, ScaleMixtureNormal):
+            assert law.z_name in found
+            assert torch.equal(law.z, torch.ones_like(law.z))
+
+
+def test_latent_sites_draws_nothing_and_leaves_no_trace(case):
+    model = case[0](prior=HierarchicalPrior())
+    before = torch.get_rng_state()
+    with poutine.trace() as tracer:
+        model.latent_sites()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not tracer.trace.stochastic_nodes
+    assert not model._pyro_context.used
+
+
+class OwnSites(PyroModule):
+    """Sites of many kinds, some declared in the class and some that depend on others."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = PyroSample(lambda self: dist.Normal(0.0, self.scale).expand([3, 4]).to_event(2))
+        self.scale = PyroSample(dist.Gamma(2.0, 2.0))
+        self.rate = PyroSample(dist.Beta(2.0, 2.0))
+
+    @PyroSample
+    def bias(self):
+        return dist.Normal(self.rate, 1.0).expand([3]).to_event(1)
+
+    def forward(self, x):
+        return x @ self.weight.mT + self.bias
+
+
+def test_latent_sites_of_a_hand_written_network():
+    model = Classifier(OwnSites(), 20)
+    found = model.latent_sites()
+    trace = poutine.trace(model).get_trace(torch.randn(7, 4), labels(7))
+    assert set(found) == set(trace.stochastic_nodes) - {"data"}
+    assert list(found).index("net.scale") < list(found).index("net.weight")
+    assert isinstance(found["net.rate"], dist.Beta)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, x1, x2):
+        return self.left(x1) + self.right(x2)
+
+
+def test_several_inputs_come_as_a_tuple():
+    model = Classifier(bayesianize(TwoInputs()), 20)
+    x = (torch.randn(7, 4), torch.randn(7, 2))
+    assert model(x).shape == (7,)
+    guide = vsd.VSDGuide(model)
+    svi = SVI(model, guide, Adam({"lr": 1e-3}), vsd.VSD_ELBO())
+    assert svi.step(x, labels(7)) > 0
+    assert vsd.predict(model, guide, x, num_samples=3).probs.shape == (7, 3)
+
+
+@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO])
+def test_other_guides_of_pyro_train_it(case, elbo):
+    make, targets = case
+    model, x, y = make(), torch.randn(7, 4), targets(7)
+    guide = AutoNormal(model)
+    svi = SVI(model, guide, Adam({"lr": 1e-2}), elbo())
+    losses = [svi.step(x, y) for _ in range(3)]
+    assert all(torch.isfinite(torch.tensor(losses)))
+    samples = Predictive(model, guide=guide, num_samples=4)(x)
+    assert samples["y"].shape == (4, *y.shape)
+
+
+def test_vectorised_particles_agree_with_a_loop(case):
+    make, targets = case
+    model, x, y = make(), torch.randn(7, 4), targets(7)
+    guide = vsd.VSDGuide(model, init_alpha=1e-12, init_scale=1e-9)  # hardly any noise: both ways agree to rounding
+    losses = [
+        vsd.VSD_ELBO(num_particles=3, vectorize_particles=vectorize).loss(model, guide, x, y)
+        for vectorize in (False, True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_and_state_dicts(case, way):
+    make, targets = case
+    model, x, y = make(prior=HierarchicalPrior()), torch.randn(7, 4), targets(7)
+    poutine.trace(model).get_trace(x, y)
+    twin = way(model)
+    assert list(twin.latent_sites()) == list(model.latent_sites())
+    twin.load_state_dict(model.state_dict())
+    pyro.set_rng_seed(1)
+    expected = model(x)
+    pyro.set_rng_seed(1)
+    torch.testing.assert_close(twin(x), expected)
+
+
+def test_state_dict_of_a_fresh_model_loads(case):
+    make, _ = case
+    model, fresh = make(), make()
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    fresh.load_state_dict(model.state_dict())
+    for (name, a), (_, b) in zip(model.named_parameters(), fresh.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_network_that_has_run_alone_may_join_a_model():
+    net = bayesianize(mlp([4, 5, 3]))
+    net(torch.randn(2, 4))
+    assert list(Classifier(net, 20).latent_sites()) == ["net.0.weight", "net.2.weight"]
+    assert Classifier(net, 20)(torch.randn(2, 4)).shape == (2,)
+
+
+@pytest.mark.parametrize("num_data", [None, 20.0, "20", True])
+def test_num_data_of_the_wrong_type(num_data):
+    with pytest.raises(TypeError, match="num_data: expected the number of rows of the training set, an int, got"):
+        Classifier(bayesianize(mlp([4, 3])), num_data)
+
+
+def test_num_data_missing():
+    with pytest.raises(TypeError, match="num_data"):
+        Classifier(bayesianize(mlp([4, 3])))
+
+
+@pytest.mark.parametrize("num_data", [0, -3])
+def test_num_data_not_positive(num_data):
+    with pytest.raises(ValueError, match=f"num_data: expected a positive number of rows, got {num_data}"):
+        Classifier(bayesianize(mlp([4, 3])), num_data)
+
+
+def test_a_batch_larger_than_the_data(case):
+    make, targets = case
+    message = "num_data: expected at least the 21 rows of this batch, got num_data=20. It is the size of the whole"
+    with pytest.raises(ValueError, match=message):
+        make()(torch.randn(21, 4), targets(21))
+
+
+@pytest.mark.parametrize(
+    ("net", "error", "message"),
+    [
+        (mlp([4, 3]), ValueError, "got a Sequential without any. Make it Bayesian first: vsd.nn.bayesianize"),
+        (PyroModule[nn.Linear](4, 3), ValueError, "got a PyroLinear without any"),
+        (lambda x: x, TypeError, "net: expected a Bayesian network, a PyroModule, got function"),
+    ],
+)
+def test_a_network_that_is_not_bayesian(net, error, message):
+    with pytest.raises(error, match=message):
+        Classifier(net, 20)
+
+
+def test_a_network_of_several_outputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x), x
+
+    with pytest.raises(TypeError, match="net: expected a network that returns one tensor, got tuple"):
+        Classifier(bayesianize(Two()), 20)(torch.randn(7, 4))
