@@ -4,8 +4,8 @@
     python benchmarks/distributions.py --rounds 20
 
 Float32. The candidates of a table take turns, and medians are compared, so that a change of the machine's speed meets
-all alike. Times are of the processor (``process_time``), which waiting for a busy machine does not lengthen. Small K
-take turns with large ones, so they find cold caches: that lowers the slope over all K, not that of the last decade. Peak
+all alike. Times are of the processor (``process_time``), which a busy machine does not lengthen. Small K take
+turns with large ones, so they find cold caches: that lowers the slope over all K, not that of the last decade. Peak
 memory is that of a process of its own: the growth of its peak resident set (``VmHWM`` on Linux, elsewhere
 ``getrusage``) from before the parameters are made to after one forward and backward pass.
 

@@ -11,9 +11,12 @@ from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight, ParticleTensor,
 __all__: list[str] = []
 
 
-def _noise_on(x: Tensor, draw: Draw, channel: int, examples: int, groups: int = 1) -> Tensor:
+def _noise_on(
+    x: Tensor, draw: Draw, channel: int, examples: int, groups: int = 1, *, used_at_once: bool = False
+) -> Tensor:
     """``x`` times the noise along its axis ``channel`` (negative), one vector for each index of axis ``examples``
-    counted after the particle dimensions, or one in all where ``examples`` is -1 (an unbatched input)."""
+    counted after the particle dimensions, or one in all where ``examples`` is -1 (an unbatched input). A result that
+    is ``used_at_once`` and never seen again may come in the draw's workspace."""
     marked = isinstance(x, ParticleTensor)
     lead = len(draw.particles) if marked else 0
     n = 1 if examples < 0 else x.shape[lead + examples]
@@ -32,6 +35,8 @@ def _noise_on(x: Tensor, draw: Draw, channel: int, examples: int, groups: int = 
         if examples < 0 and not marked and len(draw.batch_shape) > len(draw.particles):
             # unbatched: the plate's dimension, which an example would have filled, stays
             noise = noise.unsqueeze(len(draw.particles))
+    if used_at_once and draw.workspace is not None and not torch.is_grad_enabled() and x.shape == noise.shape:
+        return torch.mul(x, noise, out=draw.scratch("product", x.shape))
     out = x * noise
     return out.as_subclass(ParticleTensor) if draw.particles and not marked else out
 
@@ -74,7 +79,8 @@ def _linear(
     examples = -1 if inner == 1 else (min(draw.example_dim, 1) if inner > 2 else 0)
     if noise_on_input:
         fused = bias is None or bias.dim() == 1
-        out = _matrix_product(_noise_on(x, draw, -1, examples), theta, bias if fused else None, draw)
+        noisy = _noise_on(x, draw, -1, examples, used_at_once=True)
+        out = _matrix_product(noisy, theta, bias if fused else None, draw)
         return out if fused else _add_bias(out, bias, draw, 0)
     return _add_bias(_noise_on(_matrix_product(x, theta, None, draw), draw, -1, examples), bias, draw, 0)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from pyro_vsd.ops.noise import structured_noise
+from pyro_vsd.ops.noise import structured_noise, structured_noise_
 
 if TYPE_CHECKING:
     from pyro_vsd.distributions.structured_dropout import StructuredDropout
@@ -61,6 +61,8 @@ class Draw:
     dense_generator: torch.Generator | None = None
     #: where set, each example draws its own z from this LogNormal (``predict`` sets it)
     scale_law: Any = None
+    #: where set, memory that passes without gradients use again (``predict`` sets it)
+    workspace: dict[Any, Tensor] | None = None
     #: which axis of a sequence input counts the examples
     example_dim: int = 0
     #: the site's name, for messages
@@ -91,7 +93,7 @@ class Draw:
         """The same noise with another batch shape of as many elements."""
         new = Draw(self.law, batch_shape)
         new.generator, new.dense_generator, new.scale_law = self.generator, self.dense_generator, self.scale_law
-        new.example_dim, new.name = self.example_dim, self.name
+        new.example_dim, new.name, new.workspace = self.example_dim, self.name, self.workspace
         new._origin = self
         return new
 
@@ -117,20 +119,34 @@ class Draw:
             kept[key] = eps
         return eps
 
-    def _normals(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+    def scratch(self, name: str, shape: Any) -> Tensor:
+        """Memory of the workspace, its content of no more use."""
+        assert self.workspace is not None
+        key = (name, *shape)
+        if key not in self.workspace:
+            self.workspace[key] = self.law.terms.std.new_empty(shape)
+        return self.workspace[key]
+
+    def _normals(
+        self, shape: torch.Size, generator: torch.Generator | None, out: Tensor | None = None
+    ) -> Tensor:
         std = self.law.terms.std
         if generator is None:
             return torch.randn(shape, dtype=std.dtype, device=std.device)
         # Torch fills normals in blocks of 16: whole blocks per row make a row's numbers independent of how the rows
         # are cut into batches.
         width = -(-shape[-1] // 16) * 16
-        full = torch.randn(shape[:-1] + (width,), dtype=std.dtype, device=generator.device, generator=generator)
+        full = torch.randn(shape[:-1] + (width,), dtype=std.dtype, device=generator.device, generator=generator, out=out)
         return full[..., : shape[-1]].to(std.device)
 
     def _draw_rows(self, n: int) -> Tensor:
         law = self.law
         K = law.num_units
         terms = law.terms
+        plain = law.scale is None and not self.batch_shape
+        if self.workspace is not None and plain and not torch.is_grad_enabled():
+            eps = self._normals(torch.Size((n, K)), self.generator, self.scratch("normals", (n, -(-K // 16) * 16)))
+            return structured_noise_(eps, terms.std, terms.N, terms.S)
         # one call for both normals of a row: its numbers stay together however rows are cut into batches
         per_row = 1 if self.scale_law is None else 2
         eps = self._kept_normals(self._eps, n, (*self.particles, n, per_row * K), self.generator)

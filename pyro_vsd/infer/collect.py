@@ -108,7 +108,7 @@ class _Any(Collector):
 
     def __init__(self, num_samples: int, rows: int, keep: bool):
         super().__init__(num_samples, rows, keep)
-        self.parts: list[tuple[Tensor, Any]] = []
+        self.parts: list[list[Any]] = []  # lists, not tuples: Prediction.to moves what lists hold
 
     def add(self, flat: Tensor, law: Any) -> None:
         probs = _probs(law)
@@ -119,7 +119,7 @@ class _Any(Collector):
         self._keep("mean", flat, mean)
         self.categorical = probs is not None
         if self.keep:
-            self.parts.append((flat, law))
+            self.parts.append([flat, law])
 
     def finish(self) -> Prediction:
         mean, spread = self._moments()
@@ -133,7 +133,7 @@ class _Components(Distribution):
 
     arg_constraints: dict[str, Any] = {}
 
-    def __init__(self, parts: list[tuple[Tensor, Any]], num_samples: int, rows: int):
+    def __init__(self, parts: list[list[Any]], num_samples: int, rows: int):
         self.parts = parts
         law = parts[0][1]
         extra = law.batch_shape[1:]

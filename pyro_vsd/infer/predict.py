@@ -1,7 +1,7 @@
 """The predictive distribution, averaged over draws from a guide."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from pyro_vsd.prediction import Prediction
 
 __all__ = ["predict"]
 
-# Rows of a network's input per pass where the caller names no number: enough to keep matrix products busy, little
-# enough for the activations of a ResNet.
-_ROWS = 512
+# Where the caller names no batch size, a pass takes about a million numbers of input: enough to make its fixed cost
+# small, little enough for the activations of a ResNet; and between 64 and 4096 rows.
+_NUMBERS, _FEWEST, _MOST = 2**20, 64, 4096
 # A progress bar appears after this many seconds.
 _PATIENCE = 5.0
 
@@ -84,7 +84,7 @@ def predict(
         torch.manual_seed(seed)
         run = _Run(model, guide, inputs, rows, site, seed)
         by_rows, limit = run.plan(coherent)
-        size = min(batch_size or max(_ROWS, 1), limit)
+        size = min(batch_size or _default_size(inputs, rows), limit)
         passes = run.by_rows(num_samples, size) if by_rows else run.by_samples(num_samples, size)
         collector: Collector | None = None
         with tqdm(
@@ -114,12 +114,19 @@ def _num_rows(inputs: Any) -> int:
     return sizes.pop()
 
 
+def _default_size(inputs: Any, rows: int) -> int:
+    numbers = sum(leaf.numel() for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor) and leaf.dim() > 0)
+    return max(_FEWEST, min(_MOST, _NUMBERS * rows // max(numbers, 1)))
+
+
 class _Run:
     """One prediction: draws from the guide, the model on chosen rows."""
 
     def __init__(self, model: Any, guide: Any, inputs: Any, rows: int, site: str | None, seed: int):
         self.model, self.guide, self.inputs, self.rows, self.site, self.seed = model, guide, inputs, rows, site, seed
+        self.workspaces: dict[str, dict[Any, Tensor]] = {}
         self.generators: dict[str, tuple[torch.Generator, torch.Generator]] = {}
+        self.fixed: set[str] = set()  # weights whose examples are not the rows: one draw for all batches of a sample
 
     def draw(self, seed: int) -> dict[str, Any]:
         """All latent sites from the guide; mean-field ones by ``seed`` alone, however rows are cut into batches."""
@@ -133,6 +140,7 @@ class _Run:
             if isinstance(node["value"], LazyWeight):
                 draw = node["value"].draw
                 draw.generator, draw.dense_generator = self._generators(name, node["value"].device)
+                draw.workspace = self.workspaces.setdefault(name, {})
         return values
 
     def _generators(self, name: str, device: torch.device) -> tuple[torch.Generator, torch.Generator]:
@@ -163,12 +171,14 @@ class _Run:
         met = []
         for size in (1, 2):
             values = self.draw(self.seed)
-            fresh = {n: LazyWeight(v.draw.again()) if isinstance(v, LazyWeight) else v for n, v in values.items()}
+            fresh = _again(values)
             node = self.law(fresh, torch.zeros(size, dtype=torch.long))
             met.append(fresh)
         self.generators.clear()
         plates = [frame.full_size for frame in node["cond_indep_stack"] if frame.full_size not in (None, frame.size)]
         limit = min([*plates, 2**31])
+        weights = {n: v.draw.met for n, v in met[1].items() if isinstance(v, LazyWeight)}
+        self.fixed = {n for n, numbers in weights.items() if numbers and numbers == met[0][n].draw.met}
         if coherent:
             return False, limit
         scales = {n for n, s in getattr(self.guide, "sites", {}).items() if s.kind == "scale"}
@@ -198,11 +208,14 @@ class _Run:
             values = self.draw(_mix(self.seed, sample))
             for start in range(0, self.rows, size):
                 index = torch.arange(start, min(start + size, self.rows))
-                yield sample * self.rows + index, self.law(_again(values), index)["fn"]
+                yield sample * self.rows + index, self.law(_again(values, self.fixed), index)["fn"]
 
 
-def _again(values: dict[str, Any]) -> dict[str, Any]:
-    return {n: LazyWeight(v.draw.again()) if isinstance(v, LazyWeight) else v for n, v in values.items()}
+def _again(values: dict[str, Any], fixed: Set[str] = frozenset()) -> dict[str, Any]:
+    """The draws for another pass, in which noise per example is drawn anew, but for weights in ``fixed``."""
+    return {
+        n: LazyWeight(v.draw.again()) if isinstance(v, LazyWeight) and n not in fixed else v for n, v in values.items()
+    }
 
 
 def _mix(seed: int, number: int) -> int:

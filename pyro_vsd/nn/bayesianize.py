@@ -46,7 +46,7 @@ def bayesianize(
     **Turning a trained network Bayesian** is the same line: the guide's Θ starts at the weights the network comes
     with. They are kept in buffers ``weight_init``, which move with ``.to()`` and are not part of ``state_dict``.
 
-    **Frozen parameters** (``requires_grad=False`` when this is called) stay as they are: make the head of a frozen
+    **Frozen parameters** (``requires_grad=False``) stay as they are, frozen before or after: make the head of a frozen
     network Bayesian with ``include``. (Pyro alone would train them.)
 
     **Shared weights.** A module used twice has one site. A parameter that several modules share (tied weights,

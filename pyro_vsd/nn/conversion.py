@@ -1,4 +1,5 @@
-"""From a plain module to Pyro's and back, with two repairs: weights that modules share, and frozen parameters."""
+"""From a plain module to Pyro's and back, with two repairs: weights that modules share, and parameters that Pyro's
+store would thaw or copy."""
 
 from functools import cache
 from typing import Any
@@ -23,15 +24,9 @@ def to_pyro(module: nn.Module) -> None:
             setattr(module, name, child)
     else:
         to_pyro_module_(module, recurse=False)
-        frozen = []
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                # Pyro's store keeps a contiguous copy of anything else, and would train the copy.
-                parameter.data = parameter.data.contiguous()
-                if not parameter.requires_grad:
-                    frozen.append(name)
-        if frozen:
-            _set_class(module, frozen=frozen)
+        own = [name for name, parameter in module._parameters.items() if parameter is not None]
+        if own:
+            _set_class(module, own=own)
 
 
 def plain_class(cls: type[nn.Module]) -> type[nn.Module] | None:
@@ -80,8 +75,12 @@ class _Shared:
         raise AttributeError(f"{self.name}: shared with {attribute!r} of a {type(owner).__name__}; set it there.")
 
 
-class _Frozen:
-    """The descriptor of a parameter without gradient: read past Pyro, whose store would give it one."""
+class _Own:
+    """The descriptor of a parameter, with which Pyro's store would do two things that nobody asked for.
+
+    It gives every parameter a gradient: a frozen one is read past it. It keeps a contiguous copy of any other memory
+    format (``channels_last``), and would train the copy: such a parameter is made contiguous.
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -90,9 +89,12 @@ class _Frozen:
         if module is None:
             return self
         parameter = module._parameters.get(self.name)
-        if parameter is None or parameter.requires_grad:
-            return PyroModule.__getattr__(module, self.name)
-        return parameter
+        if parameter is not None:
+            if not parameter.requires_grad:
+                return parameter
+            if not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
+        return PyroModule.__getattr__(module, self.name)
 
 
 class _Adapted(nn.Module):
@@ -105,30 +107,30 @@ def _base(cls: type[nn.Module]) -> type[nn.Module]:
     return cls._adapted[0] if issubclass(cls, _Adapted) else cls
 
 
-def _set_class(module: Any, shared: list[str] | None = None, frozen: list[str] | None = None) -> None:
+def _set_class(module: Any, shared: list[str] | None = None, own: list[str] | None = None) -> None:
     """Gives a module a class of its own kind with descriptors for these attributes, next to those it has."""
     cls: Any = type(module)
-    base, old_shared, old_frozen = cls._adapted if issubclass(cls, _Adapted) else (cls, (), ())
+    base, old_shared, old_own = cls._adapted if issubclass(cls, _Adapted) else (cls, (), ())
     names = {*old_shared, *(shared or [])}
-    others = {*old_frozen, *(frozen or [])} - names
+    others = {*old_own, *(own or [])} - names
     module.__class__ = _adapted_class(base, tuple(sorted(names)), tuple(sorted(others)))
 
 
 @cache
-def _adapted_class(base: type[PyroModule], shared: tuple[str, ...], frozen: tuple[str, ...]) -> type[PyroModule]:
+def _adapted_class(base: type[PyroModule], shared: tuple[str, ...], own: tuple[str, ...]) -> type[PyroModule]:
     namespace: dict[str, Any] = {name: _Shared(name) for name in shared}
-    namespace |= {name: _Frozen(name) for name in frozen}
-    namespace |= {"_adapted": (base, shared, frozen), "__reduce__": _reduce}
+    namespace |= {name: _Own(name) for name in own}
+    namespace |= {"_adapted": (base, shared, own), "__reduce__": _reduce}
     metaclass: Any = type(base)
     made: type[PyroModule] = metaclass(base.__name__, (base, _Adapted), namespace)
     return made
 
 
 def _reduce(module: Any) -> Any:
-    base, shared, frozen = type(module)._adapted
-    return _revive, (plain_class(base) or base, shared, frozen), module.__getstate__()
+    base, shared, own = type(module)._adapted
+    return _revive, (plain_class(base) or base, shared, own), module.__getstate__()
 
 
-def _revive(cls: type[nn.Module], shared: tuple[str, ...], frozen: tuple[str, ...]) -> Any:
-    made = _adapted_class(PyroModule[cls], shared, frozen)
+def _revive(cls: type[nn.Module], shared: tuple[str, ...], own: tuple[str, ...]) -> Any:
+    made = _adapted_class(PyroModule[cls], shared, own)
     return made.__new__(made)

@@ -85,8 +85,8 @@ class HierarchicalPrior:
 
     Under the default objective β is at its optimum, so that :math:`\mathbb E[z]` is *no* score of relevance: only
     :math:`z \Theta` meets the data. Use :math:`\mathbb E[z_i] \lVert \Theta_{i:} \rVert`, the norm of a unit in
-    ``guide.mean()``, or the variance of its noise, ``guide.noise(site).variance``; or train with
-    ``VSD_ELBO(prior="model")``, where :math:`\mathbb E[z]` itself shrinks for irrelevant units.
+    ``guide.mean()``. With ``VSD_ELBO(prior="model")`` the scale :math:`\mathbb E[z]` itself shrinks for irrelevant
+    units and their noise, ``guide.noise(site).variance``, grows. (Not α: a rotation mixes it between units.)
 
     :param kind: the hyperprior :math:`p(z)`: ``"inverse_gamma"`` (concentration a, rate b), ``"gamma"``
         (concentration a, rate b) or ``"half_cauchy"`` (scale a, no b).

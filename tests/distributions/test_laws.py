@@ -437,6 +437,6 @@ def test_a_law_from_terms_first_used_without_gradients():
     theta, log_alpha, vectors = torch.randn(2, 3), torch.randn(3, requires_grad=True), torch.randn(2, 3)
     law = StructuredDropout.from_terms(theta, log_alpha, vectors, noise_terms(log_alpha, vectors), -1, None)
     with torch.no_grad():
-        law.alpha, law.sample()  # noqa: B018
+        law.alpha, law.sample()
     assert law.alpha.requires_grad
     assert law.entropy().requires_grad

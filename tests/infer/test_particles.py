@@ -1,0 +1,182 @@
+"""Vectorised particles: one pass for many draws, through ordinary layers."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+from pyro.nn import PyroSample
+from torch import nn
+
+import pyro_vsd as vsd
+from tests.infer import models
+
+
+class SampledBias(models.HandWritten):
+    def __init__(self):
+        super().__init__()
+        self.first.bias = PyroSample(dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+
+
+class SampledConvBias(pyro.nn.PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyro.nn.PyroModule[nn.Conv2d](2, 4, 3)
+        self.conv.weight = PyroSample(dist.Normal(0.0, 1.0).expand([4, 2, 3, 3]).to_event(4))
+        self.conv.bias = PyroSample(dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+
+    def forward(self, x, y=None):
+        h = self.conv(x).tanh().mean((-1, -2, -3))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(h.as_subclass(torch.Tensor), 0.5), obs=y)
+
+
+def image_net(net, noise="out"):
+    return lambda: vsd.nn.Classifier(vsd.nn.bayesianize(net(), conv_noise=noise), num_data=12)
+
+
+vectors, targets = models.data()
+images = torch.randn(12, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+classes = models.labels()
+CASES = {
+    "mlp": (models.regressor, vectors, targets),
+    "classifier": (models.classifier, vectors, classes),
+    "hand_written": (models.HandWritten, vectors, targets),
+    "one_weight": (lambda: models.one_weight, vectors, targets),
+    "latent": (lambda: models.regressor(noise="latent"), vectors, targets),
+    "hierarchical": (lambda: models.hierarchical, vectors, targets),
+    "hierarchical_prior": (lambda: models.regressor(prior=vsd.nn.HierarchicalPrior()), vectors, targets),
+    "sampled_bias": (SampledBias, vectors, targets),
+    "sampled_conv_bias": (SampledConvBias, images, targets),
+    "convolution": (
+        image_net(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(-3), nn.Linear(108, 3))),
+        images, classes,
+    ),
+    "convolution, input noise": (
+        image_net(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(-3), nn.Linear(108, 3)), "in"),
+        images, classes,
+    ),
+    "layer_norm": (
+        lambda: vsd.nn.Regressor(
+            vsd.nn.bayesianize(nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 1))), num_data=12
+        ),
+        vectors, targets,
+    ),
+}  # fmt: skip
+every_case = pytest.mark.parametrize(("make", "x", "y"), CASES.values(), ids=CASES)
+
+
+@every_case
+def test_vectorised_particles_equal_the_loop_in_expectation(make, x, y):
+    model = make()
+    guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.2).setup(x, y)
+    P, n = 20, 25
+    loop, vectorised = vsd.VSD_ELBO(num_particles=P), vsd.VSD_ELBO(num_particles=P, vectorize_particles=True)
+    means = []
+    for elbo in (loop, vectorised):
+        losses = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(n)])
+        means.append((losses.mean(), losses.std() / math.sqrt(n), elbo.terms["kl"]))
+    (a, error_a, kl_a), (b, error_b, kl_b) = means
+    assert float((a - b).abs() / (error_a**2 + error_b**2).sqrt()) < 4.5
+    for name, kl in kl_a.items():
+        assert float(kl_b[name]) == pytest.approx(float(kl), rel=1e-9)
+
+
+@every_case
+def test_the_spread_of_particles_is_that_of_single_draws(make, x, y):
+    """Particles that shared their noise would have the right mean loss and a variance P times too large."""
+    model = make()
+    guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.2).setup(x, y)
+    P = 20
+    single = torch.tensor([vsd.VSD_ELBO().loss(model, guide, x, y) for _ in range(200)])
+    elbo = vsd.VSD_ELBO(num_particles=P, vectorize_particles=True)
+    many = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(100)])
+    ratio = float(single.var() / many.var()) / P
+    assert 0.4 < ratio < 2.5
+
+
+@every_case
+def test_gradients_reach_every_parameter(make, x, y):
+    model = make()
+    guide = vsd.VSDGuide(model).setup(x, y)
+    vsd.VSD_ELBO(num_particles=3, vectorize_particles=True)(model, guide)(x, y).backward()
+    for name, parameter in guide.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool((parameter.grad != 0).any()), name
+
+
+def test_one_vectorised_particle_is_one_particle():
+    model, (x, y) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    losses = []
+    for vectorize in (False, True):
+        pyro.set_rng_seed(0)
+        losses.append(vsd.VSD_ELBO(vectorize_particles=vectorize, max_plate_nesting=1).loss(model, guide, x, y))
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_training_with_vectorised_particles():
+    model, (x, y) = models.regressor(noise="latent"), models.data()
+    guide = vsd.VSDGuide(model)
+    before = models.snapshot(guide)
+    elbo = vsd.VSD_ELBO(num_particles=4, vectorize_particles=True)
+    losses = models.train(model, guide, x, y, elbo=elbo, steps=3)
+    assert all(map(math.isfinite, losses))
+    assert models.moved(before, guide) == set(before)
+
+
+def test_an_elbo_remembers_its_nesting_for_itself_alone():
+    deep = vsd.VSD_ELBO(num_particles=3, vectorize_particles=True)
+    model, (x, y) = models.regressor(), models.data()
+    deep.loss(model, vsd.VSDGuide(model), x, y)
+    assert vsd.VSD_ELBO().max_plate_nesting == math.inf
+
+
+def test_pyros_vectorised_elbo_agrees():
+    x, y = models.data()
+    guide = vsd.VSDGuide(models.one_weight).setup(x, y)
+    n = 60
+    ours = vsd.VSD_ELBO(prior="model", num_particles=20, vectorize_particles=True)
+    theirs = Trace_ELBO(num_particles=20, vectorize_particles=True)
+    values = [
+        torch.tensor([float(e.loss(models.one_weight, guide, x, y)) for _ in range(n)]) for e in (ours, theirs)
+    ]
+    error = math.sqrt(sum(float(v.var()) / n for v in values))
+    assert abs(float(values[0].mean() - values[1].mean())) < 4.5 * error
+
+
+def test_identical_rows_and_particles_get_different_noise():
+    x = torch.ones(4, 3)
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+        pyro.deterministic("out", x @ w)
+        with pyro.plate("data", 4):
+            pyro.sample("y", dist.Normal((x @ w).sum(-1), 1.0), obs=y)
+
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(4))
+    elbo = vsd.VSD_ELBO(num_particles=5, vectorize_particles=True, max_plate_nesting=1)
+    trace, _ = next(elbo._get_traces(model, guide, (x, torch.zeros(4)), {}))
+    out = trace.nodes["out"]["value"].detach()
+    assert out.shape == (5, 4, 2)
+    assert len(out[..., 0].unique()) == 20
+
+
+def test_masks_and_scales_with_particles():
+    x, y = models.data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        with pyro.plate("data", 24, subsample=torch.arange(12)), poutine.mask(mask=torch.arange(12) < 6):
+            pyro.sample("y", dist.Normal((x @ w).squeeze(-1), 0.5), obs=y)
+
+    guide = vsd.VSDGuide(model, init_alpha=1e-24).setup(x, y)
+    theta = guide.posterior("w").theta.detach()
+    expected = 2 * torch.distributions.Normal((x @ theta).squeeze(-1), 0.5).log_prob(y)[:6].sum()
+    for vectorize in (False, True):
+        elbo = vsd.VSD_ELBO(num_particles=3, vectorize_particles=vectorize)
+        elbo.loss(model, guide, x, y)
+        assert float(elbo.terms["log_likelihood"]) == pytest.approx(float(expected), rel=1e-8)

@@ -1,0 +1,553 @@
+"""The predictive distribution: how samples are made, that their spread is right, and any likelihood."""
+
+import math
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, PyroSample
+from torch import nn
+from torch.testing import assert_close
+
+import pyro_vsd as vsd
+from pyro_vsd.distributions import LazyWeight
+from pyro_vsd.infer.predict import _Run
+from tests.infer import models
+
+
+def by_rows(model, guide, *inputs):
+    """Whether predict repeats rows; else it makes one pass per sample."""
+    run = _Run(model, guide, inputs, len(inputs[0]), None, 0)
+    with torch.no_grad(), torch.random.fork_rng():
+        return run.plan(False)[0]
+
+
+def brute_force(model, guide, x, num_samples):
+    """Means of the observed site for dense draws of everything: ``(S, rows)``."""
+    means = []
+    with torch.no_grad():
+        for _ in range(num_samples):
+            values = {n: v.dense() if isinstance(v, LazyWeight) else v for n, v in guide(x).items()}
+            trace = poutine.trace(poutine.condition(model, data=values)).get_trace(x)
+            means.append(trace.nodes["y"]["fn"].mean)
+    return torch.stack(means)
+
+
+class Recurrent(PyroModule):
+    """A Bayesian recurrence written by hand: ``h ← tanh(x_t Wᵀ + h Vᵀ)``."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = PyroSample(dist.Normal(0.0, 1.0).expand([4, 1]).to_event(2))
+        self.v = PyroSample(dist.Normal(0.0, 1.0).expand([4, 4]).to_event(2))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x, y=None):
+        w, v = self.w, self.v
+        h = torch.zeros(len(x), 4)
+        for t in range(x.shape[1]):
+            h = torch.tanh(x[:, t : t + 1] @ w.T + h @ v.T)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(self.head(h).squeeze(-1), 0.3), obs=y)
+
+
+class SampledBias(models.HandWritten):
+    def __init__(self):
+        super().__init__()
+        self.first.bias = PyroSample(dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+
+
+class DenseUse(models.HandWritten):
+    """A weight that meets an operation which sees the dense draw."""
+
+    def forward(self, x, y=None):
+        mean = self.last((x @ (2 * self.first.weight).T).tanh()).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+class Lstm(PyroModule):
+    """An LSTM whose input weight is random: it meets a fused kernel, so the dense draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(1, 3, batch_first=True)
+        self.w = PyroSample(dist.Normal(0.0, 1.0).expand([12, 1]).to_event(2))
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x, y=None):
+        out, _ = torch.func.functional_call(self.lstm, {"weight_ih_l0": self.w + 0.0}, (x.unsqueeze(-1),))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(self.head(out[:, -1]).squeeze(-1), 0.3), obs=y)
+
+
+class OverRows(models.HandWritten):
+    """A weight that multiplies something that does not grow with the rows."""
+
+    def forward(self, x, y=None):
+        mean = x.sum(-1) + self.first(torch.ones(1, 3)).sum() + self.last(torch.ones(1, 4)).sum()
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+PATHS = {
+    "mlp": (models.regressor, True),
+    "hand_written": (models.HandWritten, True),
+    "hierarchical": (lambda: models.hierarchical, True),
+    "hierarchical_prior": (lambda: models.regressor(prior=vsd.nn.HierarchicalPrior()), True),
+    "recurrent": (Recurrent, True),
+    "learned_noise": (lambda: models.regressor(noise="learned"), True),
+    "latent_noise": (lambda: models.regressor(noise="latent"), False),
+    "sampled_bias": (SampledBias, False),
+    "lstm": (Lstm, False),
+    "dense_use": (DenseUse, False),
+    "over_rows": (OverRows, False),
+    "function": (lambda: models.by_hand, False),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), PATHS.values(), ids=PATHS)
+def test_the_path_and_its_spread(make, expected):
+    """Copies of a row would share what is not drawn per row: the spread over samples tells."""
+    model, (x, _) = make(), models.data(3)
+    guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.3).setup(x, torch.zeros(3))
+    assert by_rows(model, guide, x) is expected
+    S = 500
+    prediction = vsd.predict(model, guide, x, num_samples=S, seed=0)
+    samples = prediction.samples.reshape(S, 3)
+    expected_means = brute_force(model, guide, x, S)
+    error = ((samples.var(0) + expected_means.var(0)) / S).sqrt()
+    assert float(((samples.mean(0) - expected_means.mean(0)) / error).abs().max()) < 4.5
+    kurtosis = ((expected_means - expected_means.mean(0)) ** 4).mean(0) / expected_means.var(0) ** 2
+    bound = 4.5 * (2 * kurtosis / S).sqrt()
+    assert bool(((samples.var(0) / expected_means.var(0)).log().abs() < bound).all())
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (lambda: vsd.nn.mlp([3, 4, 3]), (3,)),
+        (lambda: vsd.nn.convnet(3, 1, 8), (1, 8, 8)),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)), (1, 8, 8)),
+    ],
+    ids=["mlp", "convnet", "batch_norm"],
+)
+def test_networks_take_the_path_per_row(net, shape):
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(net()), num_data=10)
+    assert by_rows(model, vsd.VSDGuide(model), torch.randn(4, *shape))
+
+
+def test_rows_of_one_sample_are_independent_and_samples_of_one_row_too():
+    model, x = models.regressor(), torch.ones(2, 3)
+    samples = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=2000, seed=0).samples
+    assert abs(float(torch.corrcoef(samples.T)[0, 1])) < 4.5 / math.sqrt(2000)
+    assert abs(float(torch.corrcoef(torch.stack([samples[1:, 0], samples[:-1, 0]]))[0, 1])) < 4.5 / math.sqrt(2000)
+    assert len(samples.unique()) == samples.numel()
+
+
+# ---- batches and seeds
+
+CASES = {
+    "mlp": models.regressor,
+    "classifier": models.classifier,
+    "hierarchical": lambda: models.regressor(prior=vsd.nn.HierarchicalPrior()),
+    "latent": lambda: models.regressor(noise="latent"),
+    "sampled_bias": SampledBias,
+    "lstm": Lstm,
+    "over_rows": OverRows,
+}
+every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+
+
+@every_case
+@pytest.mark.parametrize("batch_size", [1, 5, 7, 100, 10_000])
+@pytest.mark.parametrize("coherent", [False, True])
+def test_batches_do_not_change_the_result(make, batch_size, coherent):
+    model, (x, _) = make(), models.data(11)
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(11))
+    kwargs = {"num_samples": 6, "seed": 3, "coherent": coherent}
+    whole = vsd.predict(model, guide, x, **kwargs)
+    cut = vsd.predict(model, guide, x, batch_size=batch_size, **kwargs)
+    assert_close(cut.samples, whole.samples, rtol=1e-9, atol=1e-9)
+    assert_close(cut.mean, whole.mean, rtol=1e-9, atol=1e-9)
+    assert_close(cut.variance, whole.variance, rtol=1e-9, atol=1e-9)
+
+
+@every_case
+def test_a_seed_makes_it_reproducible_and_touches_nothing(make):
+    model, (x, _) = make(), models.data()
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12))
+    state = torch.get_rng_state()
+    first = vsd.predict(model, guide, x, num_samples=4, seed=1).samples
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert torch.equal(vsd.predict(model, guide, x, num_samples=4, seed=1).samples, first)
+    assert not torch.equal(vsd.predict(model, guide, x, num_samples=4, seed=2).samples, first)
+
+
+def test_without_a_seed_torchs_generator_decides():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append([vsd.predict(model, guide, x, num_samples=4).samples for _ in range(2)])
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+    assert not torch.equal(runs[0][0], runs[0][1])
+    assert not torch.equal(runs[0][0], runs[2][0])
+
+
+def test_more_samples_begin_with_fewer():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    few, many = (vsd.predict(model, guide, x, num_samples=n, seed=0).samples for n in (3, 9))
+    assert_close(many[:3], few)
+
+
+@every_case
+def test_coherent_samples_are_functions(make):
+    """Equal rows get equal predictions within a sample, and different ones between samples."""
+    model = make()
+    x = torch.ones(4, 3)
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(4))
+    samples = vsd.predict(model, guide, x, num_samples=5, seed=0, coherent=True).samples
+    assert_close(samples, samples[:, :1].expand_as(samples))
+    assert float(samples[:, 0].std(0).max()) > 0
+
+
+def test_a_coherent_sample_of_a_linear_model_is_linear():
+    x = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 1.0, 0]])
+    guide = vsd.VSDGuide(models.one_weight).setup(x, torch.zeros(3))
+    samples = vsd.predict(models.one_weight, guide, x, num_samples=5, coherent=True).samples
+    assert_close(samples[:, 0] + samples[:, 1], samples[:, 2])
+
+
+# ---- kinds of predictions
+
+
+def one_layer(outputs, law, event_dim=0):
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, outputs]).to_event(2))
+        h = x @ w
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", law(h if outputs > 1 else h.squeeze(-1)), obs=y)
+
+    return model
+
+
+LIKELIHOODS = {
+    "normal": (1, lambda h: dist.Normal(h, 0.3), vsd.RegressionPrediction),
+    "normal_vector": (2, lambda h: dist.Normal(h, 0.3).to_event(1), vsd.RegressionPrediction),
+    "categorical": (3, lambda h: dist.Categorical(logits=h), vsd.ClassificationPrediction),
+    "one_hot": (3, lambda h: dist.OneHotCategorical(logits=h), vsd.ClassificationPrediction),
+    "bernoulli": (1, lambda h: dist.Bernoulli(logits=h), vsd.ClassificationPrediction),
+    "bernoulli_vector": (2, lambda h: dist.Bernoulli(logits=h).to_event(1), vsd.Prediction),
+    "poisson": (1, lambda h: dist.Poisson(h.exp()), vsd.Prediction),
+    "poisson_vector": (2, lambda h: dist.Poisson(h.exp()).to_event(1), vsd.Prediction),
+    "student": (1, lambda h: dist.StudentT(5.0, h, 0.3), vsd.Prediction),
+    "negative_binomial": (1, lambda h: dist.NegativeBinomial(4.0, logits=h), vsd.Prediction),
+    "multivariate": (2, lambda h: dist.MultivariateNormal(h, torch.eye(2) * 0.1), vsd.Prediction),
+    "log_normal": (1, lambda h: dist.LogNormal(h, 0.3), vsd.Prediction),
+    "gamma": (1, lambda h: dist.Gamma(2.0, h.exp()), vsd.Prediction),
+    "beta": (1, lambda h: dist.Beta(h.exp(), 1.0), vsd.Prediction),
+    "laplace": (1, lambda h: dist.Laplace(h, 0.3), vsd.Prediction),
+    "zero_inflated": (1, lambda h: dist.ZeroInflatedPoisson(h.exp(), gate=torch.tensor(0.2)), vsd.Prediction),
+}
+
+
+@pytest.mark.parametrize(("outputs", "law", "kind"), LIKELIHOODS.values(), ids=LIKELIHOODS)
+def test_any_likelihood(outputs, law, kind):
+    model, (x, _) = one_layer(outputs, law), models.data()
+    y = model(x)
+    guide = vsd.VSDGuide(model).setup(x, y)
+    S = 30
+    prediction = vsd.predict(model, guide, x, num_samples=S, seed=0, batch_size=50)
+    assert type(prediction) is kind
+    assert (len(prediction), prediction.num_samples) == (12, S)
+    target = y if kind is not vsd.ClassificationPrediction else y.argmax(-1) if y.dim() > 1 else y.long()
+    density = prediction.log_prob(target)
+    assert density.shape == (12,)
+    # the same by hand: each sample's law from the kept means of a linear model under the same seed
+    plain = vsd.predict(one_layer(outputs, lambda h: dist.Normal(h, 1.0).to_event(h.dim() - 1)), guide, x,
+                        num_samples=S, seed=0, batch_size=50)  # fmt: skip
+    laws = law(plain.samples)
+    assert_close(density, laws.log_prob(y).logsumexp(0) - math.log(S))
+    if kind is not vsd.ClassificationPrediction:
+        assert_close(prediction.mean, laws.mean.mean(0))
+        assert_close(prediction.variance, laws.variance.mean(0) + laws.mean.var(0, correction=0))
+        assert_close(prediction.samples, laws.mean)
+    elif outputs > 1:
+        assert_close(prediction.probs, laws.probs.mean(0))
+    else:
+        assert_close(prediction.probs[:, 1], laws.probs.mean(0))
+
+
+@pytest.mark.parametrize("name", ["poisson", "multivariate", "bernoulli_vector"])
+def test_other_predictions_move(name):
+    outputs, law, _ = LIKELIHOODS[name]
+    model, (x, _) = one_layer(outputs, law), models.data()
+    y = model(x)
+    guide = vsd.VSDGuide(model).setup(x, y)
+    prediction = vsd.predict(model, guide, x, num_samples=4)
+    moved = prediction.to(torch.float32)
+    assert moved.mean.dtype == torch.float32
+    assert moved.log_prob(y.float()).dtype == torch.float32
+    assert_close(moved.log_prob(y.float()).double(), prediction.log_prob(y), rtol=1e-4, atol=1e-4)
+
+
+def test_regression_splits_its_variance():
+    model, (x, y) = models.regressor(noise=0.3), models.data()
+    prediction = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=40, seed=0)
+    assert_close(prediction.aleatoric, torch.full((12,), 0.09))
+    assert_close(prediction.epistemic, prediction.samples.var(0, correction=0))
+    assert_close(prediction.variance, prediction.aleatoric + prediction.epistemic)
+    assert_close(prediction.mean, prediction.samples.mean(0))
+    each = torch.distributions.Normal(prediction.samples, 0.3).log_prob(y)
+    assert_close(prediction.log_prob(y), each.logsumexp(0) - math.log(40))
+
+
+def test_a_small_spread_around_a_large_mean_survives_float32():
+    layer = nn.Linear(1, 1)
+    nn.init.ones_(layer.weight)
+    nn.init.constant_(layer.bias, 1e4)
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(layer), num_data=10, noise=0.1).float()
+    guide = vsd.VSDGuide(model, init_alpha=0.01, init_alpha_spread=0.0).float()
+    prediction = vsd.predict(model, guide, torch.ones(3, 1, dtype=torch.float32), num_samples=2000, seed=0)
+    assert_close(prediction.epistemic, torch.full((3,), 0.01, dtype=torch.float32), rtol=0.25, atol=0)
+
+
+@pytest.mark.parametrize("make", [models.regressor, models.classifier, lambda: one_layer(1, LIKELIHOODS["poisson"][1])],
+                         ids=["regression", "classification", "other"])  # fmt: skip
+def test_without_samples(make):
+    model, (x, _) = make(), models.data()
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12))
+    kept = vsd.predict(model, guide, x, num_samples=7, seed=0)
+    lean = vsd.predict(model, guide, x, num_samples=7, seed=0, keep_samples=False)
+    assert kept.samples.shape[:2] == (7, 12)
+    assert lean.samples is None
+    assert_close(lean.mean, kept.mean)
+    assert_close(lean.variance, kept.variance)
+
+
+def test_one_sample_has_no_epistemic_variance():
+    model, (x, _) = models.regressor(), models.data()
+    assert_close(vsd.predict(model, vsd.VSDGuide(model), x, num_samples=1).epistemic, torch.zeros(12))
+
+
+# ---- inputs and models
+
+
+def test_several_inputs():
+    def model(a, scale, b, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        with pyro.plate("data", len(a)):
+            return pyro.sample("y", dist.Normal(scale * (a @ w).squeeze(-1) + b["shift"], 0.5), obs=y)
+
+    x, _ = models.data()
+    shift = torch.arange(12.0) * 100
+    guide = vsd.VSDGuide(model).setup(x, 2.0, {"shift": shift}, torch.zeros(12))
+    prediction = vsd.predict(model, guide, x, 2.0, {"shift": shift}, num_samples=5, batch_size=7)
+    assert float((prediction.mean - shift).abs().max()) < 50
+
+
+def test_a_network_of_two_inputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 2), nn.Linear(4, 2)
+
+        def forward(self, a, b):
+            return self.left(a) + self.right(b)
+
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(Two()), num_data=10)
+    x = (torch.randn(6, 3), torch.randn(6, 4))
+    assert vsd.predict(model, vsd.VSDGuide(model), x, num_samples=3).probs.shape == (6, 2)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_model_without_a_plate(outputs):
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, outputs]).to_event(2))
+        h = x @ w if outputs > 1 else (x @ w).squeeze(-1)
+        return pyro.sample("y", dist.Normal(h, 0.5).to_event(h.dim()), obs=y)
+
+    x, _ = models.data()
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12, outputs).squeeze(-1))
+    prediction = vsd.predict(model, guide, x, num_samples=4, batch_size=5)
+    assert isinstance(prediction, vsd.RegressionPrediction)
+    assert prediction.mean.shape == ((12,) if outputs == 1 else (12, 2))
+
+
+def test_a_plate_of_fixed_size():
+    """As of ``plate("data", 100, subsample=…)`` in training: predict feeds no more rows at once than it admits."""
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        with pyro.plate("data", 7, subsample=torch.arange(len(x))):
+            return pyro.sample("y", dist.Normal((x @ w).squeeze(-1), 0.5), obs=y)
+
+    x, _ = models.data()
+    guide = vsd.VSDGuide(model).setup(x[:5], torch.zeros(5))
+    free = vsd.predict(models.one_weight, guide, x, num_samples=4, seed=0)
+    assert_close(vsd.predict(model, guide, x, num_samples=4, seed=0).samples, free.samples)
+
+
+def test_several_observed_sites():
+    def model(x, y=None, v=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("v", dist.Poisson((x @ w).squeeze(-1).exp()), obs=v)
+            pyro.sample("y", dist.Normal((x @ w).squeeze(-1), 0.5), obs=y)
+
+    x, y = models.data()
+    guide = vsd.VSDGuide(model).setup(x, y, torch.ones(12))
+    with pytest.raises(ValueError, match=r"expected a model with one observed site, got \['v', 'y'\]. Name the one"):
+        vsd.predict(model, guide, x, num_samples=2)
+    with pytest.raises(ValueError, match=r"site: expected one of the model's observed sites \['v', 'y'\], got 'u'"):
+        vsd.predict(model, guide, x, num_samples=2, site="u")
+    assert isinstance(vsd.predict(model, guide, x, num_samples=2, site="y"), vsd.RegressionPrediction)
+    assert type(vsd.predict(model, guide, x, num_samples=2, site="v")) is vsd.Prediction
+
+
+def test_hierarchical_models_draw_z_for_each_row():
+    model = models.regressor(prior=vsd.nn.HierarchicalPrior(), sizes=(3, 1))
+    guide = vsd.VSDGuide(model, init_alpha=1e-12, init_scale=0.5)
+    x = torch.ones(2, 3)
+    S = 4000
+    samples = vsd.predict(model, guide, x, num_samples=S, seed=0).samples
+    theta = guide.posterior("net.0.weight").theta.detach()
+    expected = (theta.square() * (math.exp(0.25) - 1) * math.exp(0.25)).sum()
+    assert_close(samples.var(0), expected.expand(2), rtol=0.2, atol=0)
+    assert abs(float(torch.corrcoef(samples.T)[0, 1])) < 4.5 / math.sqrt(S)
+
+
+# ---- modes
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["module", "function"])
+def test_evaluation_mode_and_back(as_function):
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    inner = vsd.nn.Regressor(vsd.nn.bayesianize(net), num_data=12)
+    inner.net[2].eval()  # each module goes back to its own mode
+    guide = vsd.VSDGuide(inner, init_alpha=1e-20)
+    model = (lambda x, y=None: inner(x, y)) if as_function else inner
+    x, _ = models.data()
+    buffers = {n: b.clone() for n, b in inner.named_buffers()}
+    samples = vsd.predict(model, guide, x, num_samples=3).samples
+    assert_close(samples[0], samples[1])  # neither dropout nor statistics of the batch
+    one = vsd.predict(model, guide, x[:1], num_samples=3).samples
+    assert_close(one[0, 0], samples[0, 0])
+    assert [m.training for m in inner.net] == [True, True, False, True]
+    assert inner.training
+    for name, buffer in inner.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+
+
+def test_modes_return_after_an_error():
+    model, (x, _) = models.regressor(), models.data()
+    with pytest.raises(ValueError, match="expected an input with 3 features"):
+        vsd.predict(model, vsd.VSDGuide(model), x[:, :2])
+    assert all(m.training for m in model.modules())
+
+
+def test_nothing_of_a_prediction_has_gradients():
+    model, (x, y) = models.regressor(noise="learned"), models.data()
+    prediction = vsd.predict(model, vsd.VSDGuide(model), x.requires_grad_(), num_samples=3)
+    assert not any(t.requires_grad for t in (prediction.mean, prediction.variance, prediction.log_prob(y)))
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress(progress, capsys):
+    model, (x, _) = models.regressor(), models.data()
+    vsd.predict(model, vsd.VSDGuide(model), x, num_samples=3, progress=progress)
+    assert ("predict" in capsys.readouterr().err) is progress
+
+
+# ---- mistakes
+
+ERRORS = [
+    ({"num_samples": 0}, "num_samples: expected an integer >= 1, got 0"),
+    ({"num_samples": 2.5}, "num_samples: expected an integer >= 1, got 2.5"),
+    ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), ERRORS)
+def test_bad_options(options, message):
+    model, (x, _) = models.regressor(), models.data()
+    with pytest.raises(ValueError, match=message):
+        vsd.predict(model, vsd.VSDGuide(model), x, **options)
+
+
+INPUTS = [
+    ((), "inputs: expected at least one tensor whose first dimension counts the rows, got none"),
+    ((3.0,), "inputs: expected at least one tensor whose first dimension counts the rows, got none"),
+    ((torch.ones(3, 3), torch.ones(4)), r"expected the same number of rows in each tensor, got shapes \[\(3, 3\), \(4,\)\]"),
+    ((torch.ones(0, 3),), r"inputs: expected at least one row, got shapes \[\(0, 3\)\]"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), INPUTS)
+def test_bad_inputs(inputs, message):
+    model = models.regressor()
+    with pytest.raises(ValueError, match=message):
+        vsd.predict(model, vsd.VSDGuide(model), *inputs)
+
+
+def test_a_guide_without_parameters():
+    with pytest.raises(ValueError, match=r"guide: expected one with parameters, .* call guide.setup\(x, y\), or load"):
+        vsd.predict(models.HandWritten(), vsd.VSDGuide(models.HandWritten()), models.data()[0])
+
+
+def test_rows_that_are_not_in_the_batch_shape():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        return pyro.sample("y", dist.Normal((x @ w).mean(), 0.5), obs=y)
+
+    x, _ = models.data()
+    guide = vsd.VSDGuide(model).setup(x, torch.tensor(0.0))
+    with pytest.raises(ValueError, match=r"one entry for each of the \d+ rows .* got batch shape \(\)"):
+        vsd.predict(model, guide, x, num_samples=2)
+
+
+# ---- memory
+
+
+@pytest.mark.slow
+def test_working_memory_is_flat_in_the_number_of_samples():
+    """Peak of tensors alive on the way, what is kept for the caller left out: 100 against 1000 samples."""
+    import threading
+    import time
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    model = models.classifier(sizes=(3, 200, 3))
+    guide, (x, _) = vsd.VSDGuide(model), models.data(500)
+
+    def peak(num_samples):
+        top, done = [resident()], threading.Event()
+
+        def watch():
+            while not done.is_set():
+                top[0] = max(top[0], resident())
+                time.sleep(0.005)
+
+        start = resident()
+        thread = threading.Thread(target=watch)
+        thread.start()
+        with warnings.catch_warnings():
+            vsd.predict(model, guide, x, num_samples=num_samples, keep_samples=False)
+        done.set()
+        thread.join()
+        return top[0] - start
+
+    peak(20)  # caches of allocator and kernels
+    few, many = peak(50), peak(500)
+    # all samples at once would take 500 × 500 × 200 numbers: 400 MB
+    assert many < few + 40e6
