@@ -72,6 +72,7 @@ class Collector:
 class _Classes(Collector):
     def add(self, flat: Tensor, law: Any) -> None:
         probs = _probs(law)
+        assert probs is not None
         self._sum("probs", flat, probs)
         self._sum("entropy", flat, torch.special.entr(probs).sum(-1))
         self._keep("probs", flat, probs)
@@ -112,8 +113,14 @@ class _Any(Collector):
 
     def add(self, flat: Tensor, law: Any) -> None:
         probs = _probs(law)
-        mean = law.mean if probs is None else probs
-        variance = law.variance if probs is None else probs * (1 - probs)
+        try:
+            mean = law.mean if probs is None else probs
+            variance = law.variance if probs is None else probs * (1 - probs)
+        except NotImplementedError:
+            raise ValueError(
+                f"expected a likelihood whose mean and variance are known, got {law}. Draw from the predictive "
+                "distribution instead: pyro.infer.Predictive(model, guide=guide, num_samples=…)."
+            ) from None
         self._add_spread(flat, mean)
         self._sum("variance", flat, variance)
         self._keep("mean", flat, mean)

@@ -1,4 +1,4 @@
-"""The objective: expected log-likelihood under structured dropout, minus the KL with the prior's scale optimised out."""
+"""The objective: expected log-likelihood under structured dropout, minus a KL with the prior's scale optimised out."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ class VSD_ELBO(ELBO):
     :param kl_weight: λ, a number or a schedule ``step -> weight`` (:mod:`pyro_vsd.infer.schedules`).
     :param kl_scale: ``"unit"`` divides each replaced KL by its own Q: the KL of the noise itself; ``"weight"`` is the
         paper's formula above.
-    :param prior: ``"empirical_bayes"`` replaces zero-mean Gaussian priors of weights by their optimum; ``"model"`` takes
-        the stated priors, in closed form where there is one.
+    :param prior: ``"empirical_bayes"`` replaces zero-mean Gaussian priors of weights by their optimum; ``"model"``
+        takes the stated priors, in closed form where there is one.
 
     After each evaluation :attr:`terms` holds ``{"loss", "log_likelihood", "kl_weight", "kl": {site: …}}``: detached
     tensors, for the full data, with ``loss = -log_likelihood + kl_weight * sum(kl)``.
@@ -193,7 +193,7 @@ class VSD_ELBO(ELBO):
                     density = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
                 except ValueError as error:
                     shapes = model_trace.format_shapes(last_site=name)
-                    raise ValueError(f"while computing the log-likelihood of site {name!r}: {error}\n{shapes}") from error
+                    raise ValueError(f"while computing the log-likelihood of {name!r}: {error}\n{shapes}") from error
                 site["log_prob"] = scale_and_mask(density, site["scale"], site["mask"])
                 if is_validation_enabled():
                     check_site_shape(site, self.max_plate_nesting)
@@ -201,7 +201,8 @@ class VSD_ELBO(ELBO):
                 value = site["log_prob"].sum().as_subclass(Tensor)
                 self._likelihoods[name] = value.detach()
                 total = total + value
-        return total  # type: ignore[no-any-return]
+        summed: Tensor = total
+        return summed
 
     def _kl(self, model_trace: Any, guide_trace: Any) -> dict[str, Tensor]:
         result: dict[str, Tensor] = {}
@@ -215,7 +216,7 @@ class VSD_ELBO(ELBO):
                 continue
             law, prior = site["fn"], prior_site["fn"]
             if isinstance(law, StructuredDropout) and self.prior == "empirical_bayes":
-                kl = self._replaced_kl(name, law, prior, guide_trace)
+                kl: Tensor | None = self._replaced_kl(name, law, prior, guide_trace)
             else:
                 kl = _closed_form(law, prior)
             if kl is None:
@@ -299,7 +300,8 @@ def _check_zero_mean(name: str, prior: Any) -> None:
 
 def _check_match(model_trace: Any, guide_trace: Any) -> None:
     """Guide and model speak of the same sites; something is observed; something is a weight."""
-    latent, observed = set(), set()
+    latent: set[str] = set()
+    observed: set[str] = set()
     for name, site in model_trace.nodes.items():
         if site["type"] == "sample":
             (observed if site["is_observed"] else latent).add(name)

@@ -36,8 +36,9 @@ class VSDGuide(AutoGuide):
     Each weight (a real site of event dimension 2 or more) has the posterior
     :math:`W = \operatorname{diag}(\xi)\,\Theta,\ \xi \sim \mathcal N(1, U \operatorname{diag}(\alpha) U^\top)`
     (:class:`~pyro_vsd.distributions.StructuredDropout`); its draw puts one :math:`\xi` *per example* on activations.
-    Under a :class:`~pyro_vsd.distributions.ScaleMixtureNormal` prior, :math:`W = \operatorname{diag}(z \odot \xi)\,\Theta`
-    with a log-normal ``z``. Every other site has a mean-field posterior: Normal on its unconstrained space.
+    Under a :class:`~pyro_vsd.distributions.ScaleMixtureNormal` prior,
+    :math:`W = \operatorname{diag}(z \odot \xi)\,\Theta` with a log-normal ``z``. Every other site has a mean-field
+    posterior: Normal on its unconstrained space.
 
     Parameters, all on the guide: ``theta.<site>``, ``log_alpha.<site>``, ``vectors.<site>``; ``z_loc.<site>``,
     ``z_log_scale.<site>`` by the weight's name; ``loc.<site>``, ``log_scale.<site>`` for mean-field sites. Models that
@@ -135,9 +136,7 @@ class VSDGuide(AutoGuide):
             K, T = site.event_shape[site.noise_dim], self.num_reflections
             shape = (*site.batch_shape, K)
             normal = torch.randn(shape, dtype=value.dtype, device=value.device)
-            vectors = make_vectors(
-                self.vector_kind, site.batch_shape, T, K, self.rank, self.init_vector_scale, value
-            )
+            vectors = make_vectors(self.vector_kind, site.batch_shape, T, K, self.rank, self.init_vector_scale, value)
             self._set("theta", name, as_parameter(value))
             self._set("log_alpha", name, as_parameter(math.log(self.init_alpha) + self.init_alpha_spread * normal))
             self._set("vectors", name, vectors)
@@ -398,8 +397,8 @@ class VSDGuide(AutoGuide):
             here = {n: (s.event_shape, s.noise_dim) for n, s in self.sites.items()}
             there = {n: (s.event_shape, s.noise_dim) for n, s in sites.items()}
             raise ValueError(
-                f"expected the state of a guide with the sites (shape, noise axis) {here}, got one with {there}. It was "
-                "saved for another model."
+                f"expected the state of a guide with the sites (shape, noise axis) {here}, got one with {there}. It "
+                "was saved for another model."
             )
         unwritable = [n for n, s in sites.items() if s.kind == "mean_field" and s.support is None]
         if unwritable and not self.sites:

@@ -24,7 +24,8 @@ def mean_field_transform(support: constraints.Constraint) -> Transform:
     """From the unconstrained space to the support."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    if type(support) in _ABOVE and not isinstance(support.lower_bound, Tensor) and support.lower_bound == 0:
+    bound = getattr(support, "lower_bound", None)
+    if type(support) in _ABOVE and not isinstance(bound, Tensor) and bound == 0:
         return ExpTransform()  # biject_to would add a shift by 0, and hide that the law is LogNormal
     if support is constraints.lower_cholesky:
         return _VectorToCholesky()

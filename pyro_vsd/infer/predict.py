@@ -39,9 +39,9 @@ def predict(
 ) -> Prediction:
     r"""The predictive distribution :math:`\frac1S \sum_s p(y \mid x, W_s)` of every row of the inputs.
 
-    Where every latent site takes the per-row path (each row has its own noise, and its own z under a hierarchy), samples
-    are made by repeating rows; where some do not (the weights of an LSTM, a sampled bias, a latent σ), copies of a row
-    would share a draw, so there is one pass per sample. Which it is, is found by two small passes.
+    Where every latent site takes the per-row path (each row has its own noise, and its own z under a hierarchy),
+    samples are made by repeating rows; where some do not (the weights of an LSTM, a sampled bias, a latent σ), copies
+    of a row would share a draw, so there is one pass per sample. Which it is, is found by two small passes.
 
     The model runs in evaluation mode and is put back. Working memory does not grow with ``num_samples``; what is kept
     for ``samples``, ``log_prob`` and ``quantile`` does (samples × rows × outputs) and can be turned off. Under the same

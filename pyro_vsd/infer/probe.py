@@ -8,7 +8,8 @@ from torch import Tensor
 
 __all__ = ["WeightProbe", "noise_axis"]
 
-_TRANSPOSES = {Tensor.mT.__get__, Tensor.T.__get__, Tensor.t, torch.t}
+_TENSOR: Any = Tensor  # its properties are descriptors, which the stubs hide
+_TRANSPOSES = {_TENSOR.mT.__get__, _TENSOR.T.__get__, Tensor.t, torch.t}
 _SWAPS = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
 _PASS = {
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.detach, Tensor.to, Tensor.contiguous, Tensor.clone, Tensor.expand,
@@ -39,8 +40,8 @@ class WeightProbe(Tensor):
             out = func(*args, **kwargs)
         getter = getattr(func, "__name__", "") == "__get__"
         swapped = func in _TRANSPOSES or (func in _SWAPS and isinstance(args[0], WeightProbe) and args[0].dim() == 2)
-        if isinstance(out, Tensor) and out.dim() > 0 and (swapped or func in _PASS) and isinstance(args[0], WeightProbe):
-            probe = args[0]
+        probe = args[0] if args else None
+        if isinstance(out, Tensor) and out.dim() > 0 and (swapped or func in _PASS) and isinstance(probe, WeightProbe):
             return WeightProbe.wrap(out.as_subclass(Tensor), probe.notes, probe.transposed != swapped)
         if not getter and func not in _PASS:
             for position, arg in enumerate([*args, *kwargs.values()]):

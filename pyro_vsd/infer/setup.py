@@ -127,8 +127,8 @@ def _warn_without_to_event(name: str, prior: Any, frames: list[Frame]) -> None:
     if loose and support is constraints.real and prior.event_dim + len(loose) >= 2:
         warnings.warn(
             f"site {name!r} has shape {tuple(prior.batch_shape + prior.event_shape)} but only {prior.event_dim} event "
-            f"dimension(s), so it is no weight to the guide and gets a mean-field posterior. If it is a weight, declare "
-            f"it with .to_event({prior.event_dim + len(loose)}).",
+            f"dimension(s), so it is no weight to the guide and gets a mean-field posterior. If it is a weight, "
+            f"declare it with .to_event({prior.event_dim + len(loose)}).",
             stacklevel=2,
         )
 
@@ -182,7 +182,8 @@ def _noise_dim(entry: Entry, noise_dims: Mapping[str, int], conv_noise: str) -> 
         given = noise_dims[entry.name]
         if not -event_dim <= given < event_dim:
             raise ValueError(
-                f"noise_dim: expected an axis of {entry.name!r}, whose shape is {tuple(prior.event_shape)}, got {given}."
+                f"noise_dim: expected an axis of {entry.name!r}, whose shape is {tuple(prior.event_shape)}, got "
+                f"{given}."
             )
         return given - event_dim if given >= 0 else given
     stated = getattr(prior, "noise_dim", None)
@@ -192,7 +193,8 @@ def _noise_dim(entry: Entry, noise_dims: Mapping[str, int], conv_noise: str) -> 
         if isinstance(prior, ScaleMixtureNormal):
             raise ValueError(
                 f"conv_noise='in': expected z of {entry.name!r} to run along the input channels, got a prior whose z "
-                "runs along the output channels. State it where the prior is made: bayesianize(net, …, conv_noise='in')."
+                "runs along the output channels. State it where the prior is made: bayesianize(net, …, "
+                "conv_noise='in')."
             )
         return int(prior.input_dim)
     return int(stated)

@@ -1,5 +1,7 @@
 """Where reflection vectors come from: free parameters, or the paper's small networks v_t = FC(v_{t−1})."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,7 @@ class VectorNetwork(nn.Module):
     def __init__(self, T: int, K: int, rank: int | None, scale: float, like: Tensor):
         super().__init__()
         self.T = T
-        factory = {"dtype": like.dtype, "device": like.device}
+        factory: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
         self.start = nn.Parameter(torch.randn(K, **factory) * scale)
         if rank is None:
             self.net: nn.Module = nn.Linear(K, K, **factory)
@@ -31,12 +33,12 @@ class VectorNetwork(nn.Module):
             self.net = nn.Sequential(nn.Linear(K, rank, **factory), nn.ReLU(), nn.Linear(rank, K, **factory))
         for layer in self.net.modules():
             if isinstance(layer, nn.Linear):
-                # Scales are kept from one vector to the next: a Xavier layer keeps the variance, biases give directions.
+                # Scales are kept from one vector to the next: Xavier layers keep the variance, biases give directions.
                 nn.init.xavier_normal_(layer.weight)
                 nn.init.normal_(layer.bias, std=scale)
 
     def forward(self) -> Tensor:
-        rows = [self.start]
+        rows: list[Tensor] = [self.start]
         for _ in range(self.T):
             rows.append(self.net(rows[-1]))
         return torch.stack(rows[1:]) if self.T else self.start.new_zeros(0, self.start.shape[0])

@@ -370,7 +370,7 @@ def test_a_matrix_without_to_event_is_reported():
         v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
         pyro.sample("y", dist.Normal(x @ w @ v, 1.0).to_event(2), obs=torch.zeros(len(x), 1))
 
-    with pytest.warns(UserWarning, match=r"site 'w' has shape \(3, 2\) but only 1 event .* declare it with .to_event\(2\)"):
+    with pytest.warns(UserWarning, match=r"site 'w' has shape \(3, 2\) but only 1 event .* with .to_event\(2\)"):
         guide = vsd.VSDGuide(model).setup(torch.ones(4, 3))
     assert {name: site.kind for name, site in guide.sites.items()} == {"w": "mean_field", "v": "weight"}
 
@@ -393,7 +393,7 @@ def test_a_model_without_weights_is_served_as_mean_field_with_one_warning():
 
     y = 3 + 0.5 * torch.randn(100)
     guide = vsd.VSDGuide(model)
-    with pytest.warns(UserWarning, match=r"no weight \(no real site of event dimension 2 or more\) among \['mu', 'sigma'\]"):
+    with pytest.warns(UserWarning, match=r"no weight \(no real site of event dim.*\) among \['mu', 'sigma'\]"):
         guide.setup(y)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
     for _ in range(200):  # warnings are errors here: none comes again

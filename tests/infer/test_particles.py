@@ -141,9 +141,7 @@ def test_pyros_vectorised_elbo_agrees():
     n = 60
     ours = vsd.VSD_ELBO(prior="model", num_particles=20, vectorize_particles=True)
     theirs = Trace_ELBO(num_particles=20, vectorize_particles=True)
-    values = [
-        torch.tensor([float(e.loss(models.one_weight, guide, x, y)) for _ in range(n)]) for e in (ours, theirs)
-    ]
+    values = [torch.tensor([float(e.loss(models.one_weight, guide, x, y)) for _ in range(n)]) for e in (ours, theirs)]
     error = math.sqrt(sum(float(v.var()) / n for v in values))
     assert abs(float(values[0].mean() - values[1].mean())) < 4.5 * error
 

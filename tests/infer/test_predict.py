@@ -229,7 +229,7 @@ def test_a_coherent_sample_of_a_linear_model_is_linear():
 # ---- kinds of predictions
 
 
-def one_layer(outputs, law, event_dim=0):
+def one_layer(outputs, law):
     def model(x, y=None):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, outputs]).to_event(2))
         h = x @ w
@@ -486,7 +486,10 @@ def test_bad_options(options, message):
 INPUTS = [
     ((), "inputs: expected at least one tensor whose first dimension counts the rows, got none"),
     ((3.0,), "inputs: expected at least one tensor whose first dimension counts the rows, got none"),
-    ((torch.ones(3, 3), torch.ones(4)), r"expected the same number of rows in each tensor, got shapes \[\(3, 3\), \(4,\)\]"),
+    (
+        (torch.ones(3, 3), torch.ones(4)),
+        r"expected the same number of rows in each tensor, got shapes \[\(3, 3\), \(4,\)\]",
+    ),
     ((torch.ones(0, 3),), r"inputs: expected at least one row, got shapes \[\(0, 3\)\]"),
 ]
 
@@ -501,6 +504,16 @@ def test_bad_inputs(inputs, message):
 def test_a_guide_without_parameters():
     with pytest.raises(ValueError, match=r"guide: expected one with parameters, .* call guide.setup\(x, y\), or load"):
         vsd.predict(models.HandWritten(), vsd.VSDGuide(models.HandWritten()), models.data()[0])
+
+
+def test_a_likelihood_without_moments():
+    def law(h):
+        return dist.TransformedDistribution(dist.Normal(h, 1.0), [dist.transforms.SoftplusTransform()])
+
+    model, (x, _) = one_layer(1, law), models.data()
+    guide = vsd.VSDGuide(model).setup(x, torch.ones(12))
+    with pytest.raises(ValueError, match="expected a likelihood whose mean and variance are known, got Transformed"):
+        vsd.predict(model, guide, x, num_samples=2)
 
 
 def test_rows_that_are_not_in_the_batch_shape():

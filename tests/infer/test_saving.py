@@ -149,7 +149,7 @@ def test_loading_does_not_touch_the_saved_tensors():
 
 
 def test_a_folded_guide_is_saved_as_free():
-    model, (x, y) = models.regressor(), models.data()
+    model, (x, _) = models.regressor(), models.data()
     guide = vsd.VSDGuide(model, vectors="fc").fold()
     again = vsd.VSDGuide(model, vectors="low_rank", rank=3)
     again.load_state_dict(guide.state_dict())
