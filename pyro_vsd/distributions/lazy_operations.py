@@ -38,7 +38,7 @@ def _noise_on(
     if used_at_once and draw.workspace is not None and not torch.is_grad_enabled() and x.shape == noise.shape:
         return torch.mul(x, noise, out=draw.scratch("product", x.shape))
     out = x * noise
-    return out.as_subclass(ParticleTensor) if draw.particles and not marked else out
+    return out.as_subclass(draw.mark) if draw.particles and not marked else out
 
 
 def _check_channel(x: Tensor, axis: int, size: int, draw: Draw) -> None:

@@ -18,7 +18,7 @@ from pyro_vsd.ops.noise import structured_noise, structured_noise_
 if TYPE_CHECKING:
     from pyro_vsd.distributions.structured_dropout import StructuredDropout
 
-__all__ = ["Draw", "LazyWeight", "ParticleTensor", "coherent"]
+__all__ = ["Draw", "LazyWeight", "ParticleTensor", "PlatelessTensor", "coherent"]
 
 _COHERENT: ContextVar[bool] = ContextVar("pyro_vsd_coherent", default=False)
 
@@ -48,6 +48,25 @@ class ParticleTensor(Tensor):
     marked as well (torch's default for subclasses), so that the next weight knows where the examples begin."""
 
 
+class PlatelessTensor(ParticleTensor):
+    """The same for particles without plate dimensions behind them, as ``Predictive(parallel=True)`` gives them: a
+    sampled bias ``(S, Q)`` would meet an activation ``(S, B, Q)`` along the wrong axis."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ELEMENTWISE:
+            dims = max(a.dim() for a in args if isinstance(a, ParticleTensor))
+            samples = next(a.shape[0] for a in args if isinstance(a, ParticleTensor))
+            for other in args:
+                plain = isinstance(other, Tensor) and not isinstance(other, ParticleTensor)
+                if plain and 2 <= other.dim() < dims and other.shape[0] == samples:
+                    raise ValueError(
+                        f"expected samples that keep the plates' dimensions, got shape {tuple(other.shape)} beside an "
+                        f"activation with {samples} samples. Use vsd.predict, or Predictive(parallel=False)."
+                    )
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 class Draw:
     """The noise of one draw, shared by all views of its weight: made on first use, then kept.
 
@@ -73,8 +92,8 @@ class Draw:
         self.batch_shape = batch_shape
         # Pyro puts particles left of the plates; the rightmost plate is the one the examples run along. A batch of
         # weights of its own (replicas) is kept whole.
-        own = law.theta.dim() > len(law.event_shape) or law.terms.std.dim() > 1
-        strip = not own and len(batch_shape) > 1 and batch_shape[-1] == 1
+        self._own = law.theta.dim() > len(law.event_shape) or law.terms.std.dim() > 1
+        strip = not self._own and len(batch_shape) > 1 and batch_shape[-1] == 1
         self.particles = batch_shape[:-1] if strip else batch_shape
         self.met: set[int] = set()  # numbers of examples met
         self.used_dense = False  # whether some operation met the dense draw
@@ -96,6 +115,11 @@ class Draw:
         new.example_dim, new.name, new.workspace = self.example_dim, self.name, self.workspace
         new._origin = self
         return new
+
+    @property
+    def mark(self) -> type[ParticleTensor]:
+        """The class of activations that this draw gives particles to."""
+        return ParticleTensor if self._own or self.particles != self.batch_shape else PlatelessTensor
 
     def rows(self, n: int) -> Tensor:
         """``z ⊙ ξ`` for ``n`` examples: ``particles + (n, K)``, the same for each use of the draw."""
@@ -277,6 +301,12 @@ def getters(*names: str) -> set[Any]:
     return {getattr(Tensor, name).__get__ for name in names}
 
 
+_ELEMENTWISE: set[Any] = {
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in ("add", "sub", "mul", "div", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+    if hasattr(owner, name)
+}
 _METADATA: set[Any] = {
     Tensor.size,
     Tensor.dim,

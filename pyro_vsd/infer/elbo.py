@@ -183,6 +183,14 @@ class VSD_ELBO(ELBO):
         _check_match(model_trace, guide_trace)
         return model_trace, guide_trace
 
+    def _guess_max_plate_nesting(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+        """As Pyro's own, which would score every site, replaced priors among them, on the way."""
+        with poutine.block(), torch.no_grad():
+            traces = self._get_trace(model, guide, args, kwargs)
+        frames = [f for trace in traces for site in trace.nodes.values() for f in site.get("cond_indep_stack", ())]
+        particles = int(self.vectorize_particles and self.num_particles > 1)
+        self.max_plate_nesting = max([-f.dim for f in frames if f.vectorized], default=0) + particles
+
     def _log_likelihood(self, model_trace: Any) -> Tensor:
         self._likelihoods = {}
         total: Any = 0.0

@@ -435,9 +435,9 @@ class VSDGuide(AutoGuide):
     def __deepcopy__(self, memo: dict[int, Any]) -> "VSDGuide":
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        state = self.__getstate__()
-        state["_model"] = self._model
-        new.__dict__.update(copy.deepcopy(state, memo))
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        # The copy serves the same model, or the model's copy where both are copied together.
+        new._model = (memo.get(id(self.model), self.model),)
         new.init_loc_fn = self.init_loc_fn
         return new
 

@@ -44,10 +44,15 @@ def register_param(name: str, value: nn.Parameter, event_dim: int) -> Tensor:
 def free_name(name: str, value: Tensor) -> str:
     """``name``, unless the store holds another tensor under it: then the first free ``name__1``, ``name__2``, …"""
     store = pyro.get_param_store()
+    last = getattr(value, "_store_name", "")  # a short cut past the names of guides that came before
+    if last.startswith(name) and last in store and store[last] is value:
+        return last
     candidate, count = name, 0
     while candidate in store and store[candidate] is not value:
         count += 1
         candidate = f"{name}__{count}"
+    if count:
+        value._store_name = candidate  # type: ignore[attr-defined]
     return candidate
 
 

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import Predictive, Trace_ELBO
 from pyro.nn import PyroSample
 from torch import nn
 
@@ -178,3 +178,18 @@ def test_masks_and_scales_with_particles():
         elbo = vsd.VSD_ELBO(num_particles=3, vectorize_particles=vectorize)
         elbo.loss(model, guide, x, y)
         assert float(elbo.terms["log_likelihood"]) == pytest.approx(float(expected), rel=1e-8)
+
+
+@pytest.mark.parametrize("rows", [5, 7], ids=["as many rows as samples", "more rows"])
+def test_parallel_predictive_with_a_hand_written_bias_is_refused(rows):
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(x @ w + b, 0.1).to_event(1), obs=y)
+
+    x = torch.randn(rows, 3)
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(rows, 2))
+    with pytest.raises(ValueError, match=r"keep the plates' dimensions, got shape \(5, 2\).*Use vsd.predict"):
+        Predictive(model, guide=guide, num_samples=5, parallel=True)(x)
+    assert Predictive(model, guide=guide, num_samples=5, parallel=False)(x)["y"].shape == (5, rows, 2)
