@@ -1,7 +1,9 @@
 """How much a training step of a Bayesian network costs, as a ratio to plain PyTorch on the same network and batch.
 
-One thread; the steps of all contestants alternate, and medians are compared, so that a change of the machine's speed
-meets all alike. Run it with ``python benchmarks/networks.py [--steps 40] [--only lenet5]``.
+One thread; the steps of all contestants alternate, and medians of the processor time are compared, so that other work
+on the machine disturbs little and a change of its speed meets all alike. Run it with
+
+    python benchmarks/networks.py [--steps 40] [--only lenet5]
 """
 
 import argparse
@@ -66,14 +68,14 @@ def module_step(make: Callable[[], nn.Module], x: Tensor, y: Tensor, T: int) -> 
 
 
 def medians(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each step, taken in turns."""
+    """Median seconds of processor time of each step, taken in turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 3):  # the first three rounds warm up
         for name, step in steps.items():
-            start = time.perf_counter()
+            start = time.process_time()
             step()
             if turn >= 3:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

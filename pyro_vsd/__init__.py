@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import datasets, distributions, infer, metrics, nn, ops
+from pyro_vsd import baselines, datasets, distributions, infer, metrics, nn, ops
 from pyro_vsd.distributions import coherent
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -26,6 +26,7 @@ __all__ = [
     "RegressionPrediction",
     "VSDGuide",
     "VSD_ELBO",
+    "baselines",
     "coherent",
     "datasets",
     "distributions",

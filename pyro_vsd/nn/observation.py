@@ -65,7 +65,8 @@ class ObservationModel(PyroModule):
                 "that picks the output."
             )
         # Subclasses that mark vectorised particles end here, and so does the low precision of autocast.
-        output = output.as_subclass(Tensor)
+        if type(output) is not Tensor:
+            output = output.as_subclass(Tensor)
         if output.dtype in (torch.bfloat16, torch.float16):
             output = output.float()
         law, num_rows, y = self.likelihood(output, y)

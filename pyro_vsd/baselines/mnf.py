@@ -1,0 +1,201 @@
+r"""Multiplicative normalising flows (MNF): a Gaussian whose mean is multiplied by noise with a flow's law.
+
+.. math::
+    q(W) = \int q(z) \prod_{ij} \mathcal N(W_{ij}; z_i \mu_{ij}, \sigma_{ij}^2)\, dz, \qquad
+    z = f(z_0), \quad z_0 \sim \mathcal N(m, s^2)
+
+with one z per input of a Linear layer and per output channel of a convolution; f is a RealNVP flow, couplings and flips
+by turns. The entropy of the mixture over z is bounded with an auxiliary :math:`r(z \mid W)`, a second flow around a
+Gaussian that looks at W through :math:`a = \overline{\tanh(c^{\mathsf T} W)}`, so the objective pays
+
+.. math::
+    E_{q(z)}\big[\mathrm{KL}(q(W \mid z) \,\|\, p(W)) + \log q(z) - E_{q(W \mid z)} \log r(z \mid W)\big]
+    \geq \mathrm{KL}(q(W) \,\|\, p(W))
+
+under the prior :math:`\mathcal N(0, \sigma_p^2)`. Given z, pre-activations are drawn by the local reparameterisation; z
+is drawn per example.
+
+**Reference**: Louizos & Welling, *Multiplicative Normalizing Flows for Variational Bayesian Neural Networks*, 2017.
+
+**Cost** against MAP: two products per layer and the flows, about 4 to 6 × the time (the VSD paper measures 2.9 to 4.9);
+twice the parameters plus those of the flows. **Prefer it** where noise per unit should not be Gaussian, with several
+modes say.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.transforms import Permute, affine_coupling
+from torch import Tensor, nn
+
+from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers, linear_map, on_channels
+from pyro_vsd.nn.selection import CONVOLUTIONS, Selector
+
+__all__ = ["MNF", "MultiplicativeFlowLayer"]
+
+
+class MNF(LayerwiseMethod):
+    """Multiplicative normalising flows for Linear and convolution layers; biases have factorised Gaussians.
+
+    Options:
+
+    :param num_flows: couplings in each of a layer's two flows.
+    :param hidden: hidden units of a coupling's network.
+    :param prior_scale: σ of the Gaussian prior.
+    :param init_scale: σ of every weight at the start; the means start at the network's weights.
+    :param init_z_scale: standard deviation of z at the start, its mean is one.
+    :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
+    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
+    :param exclude: which layers are not.
+
+    >>> import pyro_vsd as vsd
+    >>> method = MNF(vsd.nn.mlp([4, 8, 3]), num_data=100, hidden=10)
+    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
+    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    7
+    """
+
+    def build(
+        self,
+        net: nn.Module,
+        *,
+        num_flows: int = 2,
+        hidden: int = 50,
+        prior_scale: float = 1.0,
+        init_scale: float = 0.05,
+        init_z_scale: float = 0.1,
+        kl_weight: float | Callable[[int], float] = 1.0,
+        include: Selector | None = None,
+        exclude: Selector | None = None,
+    ) -> None:
+        for name, value in (("num_flows", num_flows), ("hidden", hidden)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+        def make(layer: Any) -> MultiplicativeFlowLayer:
+            return MultiplicativeFlowLayer(layer, num_flows, hidden, prior_scale, init_scale, init_z_scale)
+
+        self.replace(net, chosen_layers(net, include, exclude), make, kl_weight)
+
+
+class Flow(nn.Module):
+    """A RealNVP flow on vectors of ``size`` numbers: Pyro's affine couplings, flips between them. Starts as identity.
+
+    One number alone admits no coupling: its flow is the identity, which loses nothing but the change of a Gaussian
+    into another.
+    """
+
+    def __init__(self, size: int, num_flows: int, hidden: int, like: Tensor):
+        super().__init__()
+        count = num_flows if size > 1 else 0
+        self.couplings = nn.ModuleList(affine_coupling(size, hidden_dims=[hidden]) for _ in range(count))
+        coupling: Any
+        for coupling in self.couplings:
+            last = coupling.nn.layers[-1]
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+        self.to(like)
+        self.flip = torch.arange(size - 1, -1, -1, device=like.device)
+
+    def push(self, base: Any) -> Any:
+        """The law of the flow's output where its input has the law ``base``."""
+        steps = [step for coupling in self.couplings for step in (Permute(self.flip), coupling)][1:]
+        return dist.TransformedDistribution(base, steps) if steps else base
+
+    def forget(self) -> None:
+        """Drops what the couplings keep of the last pass, its graph included."""
+        coupling: Any
+        for coupling in self.couplings:
+            coupling._cached_x_y = None, None
+            coupling._cached_log_scale = None
+
+
+class MultiplicativeFlowLayer(RandomLayer):
+    """A layer with a multiplicative-flow posterior, drawn at its outputs.
+
+    :param layer: a Linear or convolution layer; its parameters are the means.
+    :param num_flows: couplings of each flow.
+    :param hidden: hidden units of a coupling's network.
+    :param prior_scale: σ of the prior.
+    :param init_scale: σ of every weight and bias at the start.
+    :param init_z_scale: standard deviation of z at the start.
+    """
+
+    def __init__(
+        self, layer: Any, num_flows: int, hidden: int, prior_scale: float, init_scale: float, init_z_scale: float
+    ):
+        super().__init__(layer)
+        self.prior_scale = prior_scale
+        weight = layer.weight
+        # z runs along this axis: inputs of a Linear, outputs of a convolution, inputs of a transposed one.
+        self.axis = 1 if isinstance(layer, nn.Linear) else 0
+        size = weight.shape[self.axis]
+        start = 2 * math.log(init_scale)
+        self.log_variance = nn.ParameterDict({name: torch.full_like(p, start) for name, p in layer.named_parameters()})
+        self.z_loc = nn.Parameter(weight.new_ones(size))
+        self.z_log_scale = nn.Parameter(weight.new_full((size,), math.log(init_z_scale)))
+        self.flow = Flow(size, num_flows, hidden, weight)
+        self.auxiliary_flow = Flow(size, num_flows, hidden, weight)
+        # r starts where q(z) is, and looks at W with weights that keep tanh in its linear part.
+        self.direction = nn.Parameter(torch.randn_like(self.z_loc.detach()) / math.sqrt(size))  # c
+        self.r_loc = nn.Parameter(torch.stack([self.z_loc.detach(), torch.zeros(size).to(weight)]))
+        self.r_log_scale = nn.Parameter(torch.stack([self.z_log_scale.detach(), torch.zeros(size).to(weight)]))
+
+    def z_law(self) -> Any:
+        """q(z), of event shape ``(K,)``."""
+        return self.flow.push(dist.Normal(self.z_loc, self.z_log_scale.exp(), validate_args=False).to_event(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.z_law().rsample((len(x),))  # one z per example
+        self.flow.forget()
+        on_outputs = isinstance(self.mean, CONVOLUTIONS)
+        if isinstance(self.mean, nn.Linear):
+            z = z.reshape(z.shape[:1] + (1,) * (x.dim() - 2) + z.shape[1:])
+        else:
+            z = on_channels(self.mean, z)
+        variances = {name: value.exp() for name, value in self.log_variance.items()}
+        variance = linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
+        mean = linear_map(self.mean, x if on_outputs else x * z, self.mean.weight)
+        if on_outputs:
+            mean = mean * z
+        if self.mean.bias is not None:
+            mean = mean + on_channels(self.mean, self.mean.bias)
+        return self.noisy(mean, variance)
+
+    def kl(self) -> Tensor:
+        """One draw of the bound on the KL to the prior: over z, and over W as r sees it."""
+        q = self.z_law()
+        z = q.rsample()
+        log_q = q.log_prob(z)
+        self.flow.forget()
+        weight = self.mean.weight.movedim(self.axis, 0).flatten(1)  # (K, Q)
+        variance = self.log_variance["weight"].exp().movedim(self.axis, 0).flatten(1)
+        square = z.square() @ weight.square().sum(1)  # of the mean given z
+        kl = _gaussian_kl(square, variance.sum(), self.log_variance["weight"], self.prior_scale)
+        if self.mean.bias is not None:
+            square, log_variance = self.mean.bias.square().sum(), self.log_variance["bias"]
+            kl = kl + _gaussian_kl(square, log_variance.exp().sum(), log_variance, self.prior_scale)
+        # r sees W through cᵀW alone, so only that is drawn
+        seen = (self.direction * z) @ weight
+        seen = seen + (self.direction.square() @ variance).sqrt() * torch.randn_like(seen)  # (Q,)
+        return kl + log_q - self.auxiliary_log_prob(z, seen)
+
+    def auxiliary_log_prob(self, z: Tensor, seen: Tensor) -> Tensor:
+        """log r(z | W), where ``seen (Q,)`` is c^T W."""
+        a = seen.tanh().mean()
+        base = dist.Normal(
+            self.r_loc[0] + a * self.r_loc[1],
+            (self.r_log_scale[0] + a * self.r_log_scale[1]).exp(),
+            validate_args=False,
+        )
+        log_prob: Tensor = self.auxiliary_flow.push(base.to_event(1)).log_prob(z)
+        self.auxiliary_flow.forget()
+        return log_prob
+
+
+def _gaussian_kl(square: Tensor, variance: Tensor, log_variance: Tensor, prior_scale: float) -> Tensor:
+    """From the sums of squared means and of variances."""
+    constant = log_variance.numel() * (2 * math.log(prior_scale) - 1)
+    return 0.5 * ((square + variance) / prior_scale**2 - log_variance.sum() + constant)

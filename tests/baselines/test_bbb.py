@@ -1,0 +1,105 @@
+"""Bayes by Backprop: its prior, its objective, and what the posterior of a linear model must be."""
+
+import math
+
+import pyro
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+
+import pyro_vsd as vsd
+from pyro_vsd.baselines.bbb import BBB, TwoScaleNormal
+
+
+def mixture(pi, sigma1, sigma2):
+    return MixtureSameFamily(Categorical(torch.tensor([pi, 1 - pi])), Normal(0.0, torch.tensor([sigma1, sigma2])))
+
+
+PRIORS = [(0.5, 1.0, math.exp(-6)), (0.25, 0.3, 0.2), (0.75, 0.1, 2.0)]
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_prior_is_the_mixture(prior):
+    value = (torch.linspace(-2, 2, 12).reshape(3, 4) ** 3).requires_grad_()
+    law, dense = TwoScaleNormal(*prior, torch.zeros(3, 4)), mixture(*prior)
+    torch.testing.assert_close(law.log_prob(value), dense.log_prob(value).sum())
+    gradients = [torch.autograd.grad(f, value)[0] for f in (law.log_prob(value), dense.log_prob(value).sum())]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(law.variance, dense.variance.expand(3, 4))
+
+
+def test_prior_draws_have_its_variance_and_expands():
+    law = TwoScaleNormal(0.25, 2.0, 1.0, torch.zeros(2)).expand([3]).expand([4, 3])
+    assert law.batch_shape == (4, 3)
+    assert law.log_prob(torch.zeros(2)).shape == (4, 3)
+    draws = law.sample((20_000,))
+    assert draws.shape == (20_000, 4, 3, 2)
+    torch.testing.assert_close(draws.var(0), law.variance, rtol=0.05, atol=0.0)
+
+
+def test_sites_are_weights_and_biases_of_chosen_layers():
+    method = BBB(vsd.nn.lenet5(image_size=12), num_data=10, include="fc*")
+    names = [f"net.fc{i}.{name}" for i in (1, 2, 3) for name in ("weight", "bias")]
+    with method.own_store():
+        assert sorted(method.guide()) == sorted(names)
+    assert {name.removeprefix("model.") for name, _ in method.model.named_parameters()} == {
+        f"net.conv{i}.{name}" for i in (1, 2) for name in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("kl_weight", [1.0, 0.3, lambda step: 0.0])
+def test_loss_is_the_average_over_draws(kl_weight):
+    """Two draws by hand from the same seed: scaled log-likelihood, and the densities at the draws."""
+    net = nn.Linear(3, 2)
+    method = BBB(net, num_data=50, kl_weight=kl_weight, sigma2=0.1)
+    x, y = torch.randn(10, 3), torch.arange(10) % 2
+    pyro.set_rng_seed(3)
+    loss = method.loss(x, y)
+    pyro.set_rng_seed(3)
+    weight = kl_weight(0) if callable(kl_weight) else kl_weight
+    expected = torch.zeros(())
+    for _ in range(2):
+        draws = []
+        kl = torch.zeros(())
+        for p in (net.weight, net.bias):
+            q = Normal(p.detach(), 0.05)
+            w = q.sample()
+            draws.append(w)
+            kl += (q.log_prob(w) - mixture(0.5, 1.0, 0.1).log_prob(w)).sum()
+        W, b = draws
+        log_likelihood = Categorical(logits=x @ W.mT + b).log_prob(y).sum() * 50 / 10
+        expected += (weight * kl - log_likelihood) / 2
+    torch.testing.assert_close(loss.detach(), expected)
+
+
+def test_linear_regression_reaches_the_mean_field_optimum():
+    """With both scales equal the prior is Gaussian, and the best factorised posterior is known: the exact mean, and the
+    inverse of the exact precision's diagonal."""
+    torch.manual_seed(2)
+    x = torch.randn(40, 2) @ torch.tensor([[1.0, 0.6], [0.0, 0.8]])
+    y = x @ torch.tensor([1.0, -0.5]) + 0.5 * torch.randn(40)
+    precision = x.mT @ x / 0.25 + torch.eye(2)
+    mean = torch.linalg.solve(precision, x.mT @ y / 0.25)
+    method = BBB(nn.Linear(2, 1, bias=False), num_data=40, task="regression", noise=0.5, sigma2=1.0, lr=0.02)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(method.optimizer, 0.995)
+    for _ in range(900):
+        method.step(x, y)
+        scheduler.step()
+    loc, scale = method.guide._get_loc_and_scale("net.weight")
+    torch.testing.assert_close(loc.detach().flatten(), mean, rtol=0.0, atol=0.02)
+    torch.testing.assert_close(scale.detach().flatten(), precision.diagonal().rsqrt(), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pi": 1.0}, "pi: expected a number between 0 and 1, got 1.0"),
+        ({"sigma1": 0.0}, "sigma1: expected a positive number, got 0.0"),
+        ({"sigma2": -1.0}, "sigma2: expected a positive number, got -1.0"),
+        ({"include": "conv*"}, "include: expected a pattern that matches some layer, got 'conv"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        BBB(vsd.nn.mlp([3, 4, 2]), num_data=10, **options)

@@ -1,0 +1,145 @@
+"""What methods share: observation, steps, batches of a prediction, states, starts of Pyro's own guides."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+
+import pyro_vsd as vsd
+from pyro_vsd.baselines.map import MAP
+from pyro_vsd.baselines.protocol import GuideMethod, Observation, gaussian_penalty, latent_sites_of, network_init
+from pyro_vsd.baselines.vsd import VSD
+
+
+class MeanField(GuideMethod):
+    """A Pyro guide behind the protocol."""
+
+    def build(self, net):
+        model = self.observed(vsd.nn.bayesianize(net, inplace=True))
+        guide = AutoNormal(latent_sites_of(model), init_loc_fn=network_init)
+        self.compose(model, guide, pyro.infer.TraceMeanField_ELBO())
+        with self.own_store():
+            guide()
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, a, b):
+        return self.layer(torch.cat([a, b], -1))
+
+
+@pytest.mark.parametrize("cls", [MAP, VSD])
+def test_networks_of_several_inputs(cls):
+    x, y = (torch.randn(8, 2), torch.randn(8, 3)), torch.arange(8) % 2
+    method = cls(TwoInputs(), num_data=8)
+    method.step(x, y)
+    assert method.predict(x, num_samples=2, batch_size=3).probs.shape == (8, 2)
+
+
+def test_prediction_does_not_depend_on_the_batch_size():
+    method = MAP(vsd.nn.mlp([3, 4, 2]), num_data=10)
+    x = torch.randn(10, 3)
+    torch.testing.assert_close(method.predict(x, batch_size=3).probs, method.predict(x).probs)
+
+
+def test_prediction_puts_modes_and_the_generator_back():
+    method = MAP(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)), num_data=10)
+    method.train()
+    state = torch.get_rng_state()
+    predictions = [method.predict(torch.ones(5, 3), seed=0).probs for _ in range(2)]
+    assert torch.equal(*predictions)  # evaluation mode
+    assert method.net[1].training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("options", [{"num_samples": 0}, {"batch_size": 0}])
+def test_counts_are_checked(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}: expected an integer >= 1, got 0"):
+        MAP(vsd.nn.mlp([3, 2]), num_data=10).predict(torch.ones(5, 3), **options)
+
+
+def test_no_rows():
+    with pytest.raises(ValueError, match="x: expected at least one row, got none"):
+        MAP(vsd.nn.mlp([3, 2]), num_data=10).predict(torch.ones(0, 3))
+
+
+def test_a_loss_that_is_not_finite_changes_nothing():
+    method = MAP(vsd.nn.mlp([3, 2]), num_data=10)
+    before = method.net[0].weight.detach().clone()
+    with pytest.raises(ValueError, match="expected a finite loss, got nan in step 1 of MAP"):
+        method.step(torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.long))
+    assert torch.equal(method.net[0].weight, before)
+    assert method.num_steps == 0
+
+
+def test_state_of_another_method():
+    net = vsd.nn.mlp([3, 2])
+    with pytest.raises(ValueError, match="expected the state of a method MAP, got that of VSD"):
+        MAP(net, num_data=10).load_state_dict(VSD(net, num_data=10).state_dict())
+
+
+def test_pyro_guides_need_no_data_to_be_set_up():
+    net = vsd.nn.mlp([3, 4, 2])
+    method = MeanField(net, num_data=10)
+    torch.testing.assert_close(method.guide.median()["net.0.weight"], net[0].weight.detach())
+    x, y = torch.randn(10, 3), torch.arange(10) % 2
+    losses = [method.step(x, y) for _ in range(3)]
+    assert len(losses) == 3
+    assert len(pyro.get_param_store()) == 0
+    other = MeanField(net, num_data=10)
+    other.load_state_dict(method.state_dict())
+    samples = [m.predict(x, num_samples=3, seed=0).samples for m in (method, other)]
+    assert torch.equal(*samples)
+
+
+def test_network_init_wants_a_weight_of_a_network():
+    with pytest.raises(ValueError, match="site 'w': expected a weight made by bayesianize, got Normal"):
+        network_init({"name": "w", "fn": dist.Normal(0.0, 1.0)})
+
+
+def test_a_users_store_is_left_alone():
+    mine = pyro.param("net.0.bias", torch.ones(2))
+    VSD(vsd.nn.mlp([3, 2]), num_data=10).step(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))
+    assert list(pyro.get_param_store()) == ["net.0.bias"]
+    assert torch.equal(pyro.param("net.0.bias"), mine)
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "means"),
+    [
+        ((6, 1), (6,), (6,)),
+        ((6,), (6,), (6,)),
+        ((6, 3), (6, 3), (6, 3)),
+        ((5, 6, 1), (6,), (5, 6)),
+        ((5, 6, 3), (6, 3), (5, 6, 3)),
+    ],
+)
+def test_regression_shapes(output, target, means):
+    """One number per row, of each sample where outputs of several come in front."""
+    output, y = torch.randn(output), torch.randn(target)
+    found = Observation("regression", 0.5, nn.Linear(1, 1)).log_prob(output, y)
+    expected = torch.distributions.Normal(output.reshape(means), 0.5).log_prob(y)
+    torch.testing.assert_close(found, expected.sum(-1) if len(target) == 2 else expected)
+
+
+def test_targets_of_another_shape():
+    with pytest.raises(ValueError, match=r"expected y of shape \(6,\), got \(6, 1\)\. Use y\.squeeze\(-1\)"):
+        Observation("regression", 0.5, nn.Linear(1, 1)).log_prob(torch.ones(6, 1), torch.ones(6, 1))
+
+
+def test_penalty_counts_weights_alone():
+    layer = nn.Linear(2, 2)
+    found = gaussian_penalty(layer.parameters(), 2.0)
+    torch.testing.assert_close(found, layer.weight.square().sum() / 8)
+    assert gaussian_penalty(layer.parameters(), None) == 0
+
+
+def test_penalty_has_a_gradient_at_zero():
+    weight = torch.zeros(2, 2, requires_grad=True)
+    gaussian_penalty([weight], 1.0).backward()
+    assert torch.equal(weight.grad, torch.zeros(2, 2))
