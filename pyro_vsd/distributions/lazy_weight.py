@@ -160,7 +160,8 @@ class Draw:
         # Torch fills normals in blocks of 16: whole blocks per row make a row's numbers independent of how the rows
         # are cut into batches.
         width = -(-shape[-1] // 16) * 16
-        full = torch.randn(shape[:-1] + (width,), dtype=std.dtype, device=generator.device, generator=generator, out=out)
+        size = shape[:-1] + (width,)
+        full = torch.randn(size, dtype=std.dtype, device=generator.device, generator=generator, out=out)
         return full[..., : shape[-1]].to(std.device)
 
     def _draw_rows(self, n: int) -> Tensor:

@@ -35,13 +35,13 @@ class VectorNetwork(nn.Module):
 
     @torch.no_grad()
     def _start_alive(self, scale: float) -> None:
-        """Draws the start until all T vectors differ: where every hidden unit is dead, each vector is the last bias, two
+        """Draws the start until all T vectors differ. Where all hidden units are dead each vector is the last bias: two
         equal reflections cancel, and no gradient parts them again."""
         # A draw of two hidden units fails about every second time at T = 3: a hundred failures mean something else.
         for _ in range(100):
             for layer in self.net.modules():
                 if isinstance(layer, nn.Linear):
-                    # Scales are kept from one vector to the next: Xavier layers keep the variance, biases give directions.
+                    # Xavier layers keep the scale from one vector to the next, biases give directions.
                     nn.init.xavier_normal_(layer.weight)
                     nn.init.normal_(layer.bias, std=scale)
             rows = self()

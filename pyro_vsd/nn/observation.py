@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_vsd.distributions import WeightPrior
+from pyro_vsd.distributions.lazy_weight import ParticleTensor
 
 __all__ = ["ObservationModel"]
 
@@ -66,6 +67,8 @@ class ObservationModel(PyroModule):
             )
         # Subclasses that mark vectorised particles end here, and so does the low precision of autocast.
         if type(output) is not Tensor:
+            if isinstance(output, ParticleTensor) and output.dim() == 2:
+                output = output.unsqueeze(-1)  # particles in front of outputs (B,)
             output = output.as_subclass(Tensor)
         if output.dtype in (torch.bfloat16, torch.float16):
             output = output.float()

@@ -82,19 +82,16 @@ class Regressor(ObservationModel):
             self.sigma = PyroSample(_SigmaPrior())
 
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
-        mean, sigma, num_rows, single = self._moments(output, y)
+        mean, sigma, num_rows, single = self._moments(output)
         if y is not None:
             _check_targets(y, mean, single)
             y = y.to(mean.dtype)
         law: Any = dist.Normal(mean, sigma, validate_args=False)
         return (law if single else law.to_event(1)), num_rows, y
 
-    def _moments(self, output: Tensor, y: Tensor | None) -> tuple[Tensor, Any, int, bool]:
+    def _moments(self, output: Tensor) -> tuple[Tensor, Any, int, bool]:
         """Mean and σ of shape ``(..., B)`` where there is a single output, else ``(..., B, D)``."""
-        scalar = output.dim() == 1
-        if y is not None and y.dim() == 1 and output.dim() > 1 and output.shape[-1] == len(y) != output.shape[-2]:
-            scalar = True  # particles in front of outputs (B,)
-        if scalar:
+        if output.dim() == 1:
             output = output.unsqueeze(-1)
         if self.noise == "heteroscedastic":
             if output.shape[-1] % 2:

@@ -193,6 +193,34 @@ def test_vectorised_particles_agree_with_a_loop(case):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+class OneNumber(torch.nn.Module):
+    """Outputs (B,)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp([4, 5, 1])
+
+    def forward(self, x):
+        return self.net(x).squeeze(-1)
+
+
+@pytest.mark.parametrize("make", [BinaryClassifier, Regressor])
+@pytest.mark.parametrize("particles", [3, 7])  # one as many as rows
+def test_vectorised_particles_with_one_number_per_row(make, particles):
+    model, x, y = make(bayesianize(OneNumber()), 20), torch.randn(7, 4), labels(7, 2)
+    guide = vsd.VSDGuide(model, init_alpha=1e-12)
+    elbos = [vsd.VSD_ELBO(particles, vectorize) for vectorize in (False, True)]
+    losses = [elbo.loss(model, guide, x, y) for elbo in elbos]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert Predictive(model, guide=guide, num_samples=6, parallel=True)(x)["y"].shape == (6, 7)
+
+
+def test_targets_of_another_length_than_the_rows_are_refused():
+    model = Regressor(bayesianize(mlp([4, 6, 5])), 20)
+    with pytest.raises(ValueError, match=r"y: expected shape \(8, 5\)"):
+        vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), torch.randn(8, 4), torch.randn(5))
+
+
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_copies_and_state_dicts(case, way):
     make, targets = case
