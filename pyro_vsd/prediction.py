@@ -341,7 +341,10 @@ class RegressionPrediction(Prediction):
 def to_tensor(values: Tensor | NDArray[Any], device: torch.device | None = None) -> Tensor:
     """A tensor of an array, copied only where torch cannot share it: read-only (as pandas gives them), reversed."""
     if not isinstance(values, Tensor):
-        values = torch.as_tensor(numpy.require(values, requirements=["C", "W"]))
+        array = numpy.require(values, requirements=["C", "W"])
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"expected a tensor or an array of numbers, got {type(values).__name__} ({array.dtype}).")
+        values = torch.as_tensor(array)
     return values.detach().to(device)
 
 

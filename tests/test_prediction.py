@@ -359,6 +359,12 @@ def test_regression_refuses(call, match):
         call()
 
 
+@pytest.mark.parametrize("y", [None, ["a", "b"], object()])
+def test_what_is_no_number_is_refused(y):
+    with pytest.raises(TypeError, match="expected a tensor or an array of numbers, got"):
+        classes().log_prob(y)
+
+
 def test_empty_predictions_are_allowed():
     empty = RegressionPrediction.from_samples(torch.zeros(2, 0), torch.tensor(1.0))
     assert len(empty) == 0

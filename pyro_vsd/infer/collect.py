@@ -182,7 +182,8 @@ def row_law(law: Any, rows: int) -> Any:
         raise ValueError(
             f"expected an observed site with one entry for each of the {rows} rows in its batch shape, got batch shape "
             f"{tuple(law.batch_shape)} and event shape {tuple(law.event_shape)}. Put the rows in a plate: with "
-            "pyro.plate('data', len(x)): …"
+            "pyro.plate('data', len(x)): … Inputs have their rows first; a network that puts the sequence first "
+            "transposes inside the model."
         )
     return law
 

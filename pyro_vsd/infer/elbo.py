@@ -158,9 +158,9 @@ class VSD_ELBO(ELBO):
             for name, value in kl.items():
                 kls[name] = kls.get(name, 0.0) + share * value.detach()
             self.terms = {
-                "loss": weight * sum(kls.values()) - log_likelihood,
+                "loss": (weight * sum(kls.values()) if weight != 0 else 0.0) - log_likelihood,
                 "log_likelihood": log_likelihood,
-                "kl_weight": weight,
+                "kl_weight": torch.tensor(float(weight)),
                 "kl": kls,
             }
             yield total * share if share != 1 else total

@@ -42,7 +42,9 @@ class VSDGuide(AutoGuide):
 
     Parameters, all on the guide: ``theta.<site>``, ``log_alpha.<site>``, ``vectors.<site>``; ``z_loc.<site>``,
     ``z_log_scale.<site>`` by the weight's name; ``loc.<site>``, ``log_scale.<site>`` for mean-field sites. Models that
-    list their sites (those of ``vsd.nn``) have them from the start, others from the first call or :meth:`setup`.
+    list their sites (those of ``vsd.nn``) have them from the start, others from the first call or :meth:`setup`. Save and
+    load them with ``state_dict``: two guides never share parameters, so values that Pyro's parameter store loads from a
+    file under the same names are left alone.
 
     :param model: a Pyro model.
     :param num_reflections: T. Each costs :math:`O(K)` per example.
@@ -85,6 +87,8 @@ class VSDGuide(AutoGuide):
         example_dim: int = 0,
         create_plates: Callable[..., Any] | None = None,
     ):
+        if not callable(model):
+            raise TypeError(f"model: expected a Pyro model, a function or a module, got {type(model).__name__}.")
         _check_options(num_reflections, vectors, rank, conv_noise, example_dim, noise_dim)
         for name, value in (("init_alpha", init_alpha), ("init_vector_scale", init_vector_scale)):
             _check_positive(name, value)

@@ -66,6 +66,8 @@ def predict(
     for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+    if seed is not None and (not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
+        raise ValueError(f"seed: expected an integer of 64 bits or None, got {seed!r}.")
     if hasattr(guide, "sites") and not guide.sites:
         raise ValueError(
             "guide: expected one with parameters, got one that has not seen its model's sites. Train it, call "
@@ -160,11 +162,19 @@ class _Run:
         }
         if self.site is not None and self.site not in nodes:
             raise ValueError(f"site: expected one of the model's observed sites {sorted(nodes)}, got {self.site!r}.")
-        if self.site is None and len(nodes) != 1:
+        if not nodes:
+            raise ValueError(
+                f"expected a model with an observed site, got a guide that has posteriors for all of {sorted(values)}. "
+                "Was it set up without targets? guide.setup(x, y)"
+            )
+        # where the model knows the value of some (poutine.condition), the one to predict is the one it lacks
+        free = {name: node for name, node in nodes.items() if not node["is_observed"]}
+        choice = free if len(free) == 1 else nodes
+        if self.site is None and len(choice) != 1:
             raise ValueError(
                 f"expected a model with one observed site, got {sorted(nodes)}. Name the one to predict: site=…"
             )
-        return nodes[self.site or next(iter(nodes))]
+        return nodes[self.site or next(iter(choice))]
 
     def plan(self, coherent: bool) -> tuple[bool, int]:
         """Whether samples can be made by repeating rows, and how many rows the model's plates admit at once."""

@@ -121,6 +121,8 @@ def entries_from_trace(trace: Any, notes: dict[str, dict[str, Any]]) -> list[Ent
 def _warn_without_to_event(name: str, prior: Any, frames: list[Frame]) -> None:
     plated = {frame.dim for frame in frames}
     loose = [d for d in range(-len(prior.batch_shape), 0) if d not in plated and prior.batch_shape[d] > 1]
+    if loose and not frames:  # without plates, which make dimensions of size 1, a shape (K, 1) is a matrix, too
+        loose = list(range(-len(prior.batch_shape), 0))
     support = prior.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint

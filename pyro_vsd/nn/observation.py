@@ -83,6 +83,8 @@ class ObservationModel(PyroModule):
         if y is None:
             plate = pyro.plate("data", num_rows, dim=-1)
         else:
+            if num_rows == 0:
+                raise ValueError("y: expected a batch of at least one row, got none. Leave empty batches out.")
             if num_rows > self.num_data:
                 raise ValueError(
                     f"num_data: expected at least the {num_rows} rows of this batch, got num_data={self.num_data}. "

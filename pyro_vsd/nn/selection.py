@@ -54,7 +54,9 @@ def select(layers: list[Candidate], include: Selector | None, exclude: Selector 
 
 
 def _matches(argument: str, layers: list[Candidate], selector: Selector) -> list[Candidate]:
-    rules = [selector] if isinstance(selector, (str, type)) or callable(selector) else list(selector)
+    if isinstance(selector, (str, type)) or callable(selector) or not isinstance(selector, Iterable):
+        selector = [selector]
+    rules = list(selector)
     taken: set[int] = set()
     for rule in rules:
         if not (isinstance(rule, (str, type)) or callable(rule)):

@@ -63,6 +63,8 @@ def compact_wy(vectors: Tensor) -> CompactWY:
     >>> rotate(wy, torch.tensor([3.0, 5.0]))
     tensor([-3., -5.])
     """
+    if vectors.dim() < 2:
+        raise ValueError(f"vectors: expected a shape (..., T, K), got {tuple(vectors.shape)}.")
     N, _ = unit_vectors(vectors)
     return CompactWY(N.to(vectors.dtype), inverse_factor(N).to(vectors.dtype))
 
@@ -76,7 +78,7 @@ def rotate(wy: CompactWY, x: Tensor) -> Tensor:
     >>> rotate(compact_wy(torch.eye(2)[:1]), torch.tensor([[3.0, 5.0]]))
     tensor([[-3.,  5.]])
     """
-    return _reflect(x, wy.N, wy.S.mT)
+    return _reflect(_checked(x, wy), wy.N, wy.S.mT)
 
 
 def rotate_inverse(wy: CompactWY, x: Tensor) -> Tensor:
@@ -86,7 +88,13 @@ def rotate_inverse(wy: CompactWY, x: Tensor) -> Tensor:
     >>> rotate_inverse(wy, rotate(wy, torch.tensor([3.0, 5.0])))
     tensor([3., 5.])
     """
-    return _reflect(x, wy.N, wy.S)
+    return _reflect(_checked(x, wy), wy.N, wy.S)
+
+
+def _checked(x: Tensor, wy: CompactWY) -> Tensor:
+    if x.dim() < 1 or x.shape[-1] != wy.N.shape[-1]:
+        raise ValueError(f"x: expected a shape (..., {wy.N.shape[-1]}), as wide as the vectors, got {tuple(x.shape)}.")
+    return x
 
 
 def _reflect(x: Tensor, N: Tensor, S: Tensor) -> Tensor:

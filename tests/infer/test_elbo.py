@@ -40,6 +40,17 @@ def assert_agree(a, b, sigmas=4.5):
     assert abs(mean_a - mean_b) < sigmas * math.hypot(error_a, error_b) + 1e-9 * abs(mean_a), (a, b)
 
 
+def test_a_kl_without_weight_leaves_the_loss_alone():
+    """An infinite KL (a zero weight under a stated prior) times 0 is no loss."""
+    model = models.regressor()
+    guide = vsd.VSDGuide(model)
+    guide.get_parameter("theta.net.0.weight").data[0, 0] = 0.0
+    elbo = vsd.VSD_ELBO(kl_weight=0.0, prior="model")
+    loss = elbo.loss(model, guide, *models.data())
+    assert loss == pytest.approx(float(elbo.terms["loss"]))
+    elbo.check_finite()
+
+
 # ---- the ways in
 
 

@@ -375,6 +375,21 @@ def test_a_matrix_without_to_event_is_reported():
     assert {name: site.kind for name, site in guide.sites.items()} == {"w": "mean_field", "v": "weight"}
 
 
+def test_a_matrix_of_one_column_without_to_event_is_reported():
+    def model(x):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3, 1), 1.0))
+        v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([1, 1]).to_event(2))
+        pyro.sample("y", dist.Normal(x @ w @ v, 1.0).to_event(2), obs=torch.zeros(len(x), 1))
+
+    with pytest.warns(UserWarning, match=r"site 'w' has shape \(3, 1\) but only 0 event .* with .to_event\(2\)"):
+        vsd.VSDGuide(model).setup(torch.ones(4, 3))
+
+
+def test_a_model_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="model: expected a Pyro model, a function or a module, got int"):
+        vsd.VSDGuide(3)
+
+
 def test_a_plate_of_vectors_is_no_matrix():
     def model(x):
         with pyro.plate("rows", 3):

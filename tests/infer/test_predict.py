@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.testing import assert_close
@@ -394,6 +395,32 @@ def test_a_plate_of_fixed_size():
     guide = vsd.VSDGuide(model).setup(x[:5], torch.zeros(5))
     free = vsd.predict(models.one_weight, guide, x, num_samples=4, seed=0)
     assert_close(vsd.predict(model, guide, x, num_samples=4, seed=0).samples, free.samples)
+
+
+@pytest.mark.parametrize("known", ["sigma", "w"])
+def test_a_site_known_by_condition_is_not_predicted(known):
+    value = torch.tensor(0.5) if known == "sigma" else torch.ones(models.D, 1)
+    model = poutine.condition(models.by_hand, data={known: value})
+    guide = AutoNormal(model) if known == "w" else vsd.VSDGuide(model)
+    x, y = torch.randn(5, models.D), torch.randn(5)
+    guide(x, y)
+    prediction = vsd.predict(model, guide, x, num_samples=3)
+    assert prediction.mean.shape == (5,)
+    if known == "sigma":
+        assert_close(prediction.aleatoric, torch.full((5,), 0.25))
+
+
+def test_a_guide_set_up_without_targets_is_named():
+    guide = vsd.VSDGuide(models.one_weight).setup(torch.randn(5, 3))
+    with pytest.raises(ValueError, match=r"posteriors for all of \['w', 'y'\]. Was it set up without targets"):
+        vsd.predict(models.one_weight, guide, torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, 2**64])
+def test_a_seed_of_the_wrong_kind(seed):
+    model = models.regressor()
+    with pytest.raises(ValueError, match="seed: expected an integer of 64 bits or None, got"):
+        vsd.predict(model, vsd.VSDGuide(model), torch.randn(5, models.D), seed=seed)
 
 
 def test_several_observed_sites():

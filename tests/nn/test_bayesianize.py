@@ -315,9 +315,10 @@ def test_a_type_that_matches_nothing():
         chosen(include=nn.Conv2d)
 
 
-def test_a_rule_of_the_wrong_kind():
+@pytest.mark.parametrize("rule", [[3], 3])
+def test_a_rule_of_the_wrong_kind(rule):
     with pytest.raises(TypeError, match="include: expected a pattern, a layer type, a function .* got 3"):
-        chosen(include=[3])
+        chosen(include=rule)
 
 
 def test_nothing_left():

@@ -215,6 +215,12 @@ def test_vectorised_particles_with_one_number_per_row(make, particles):
     assert Predictive(model, guide=guide, num_samples=6, parallel=True)(x)["y"].shape == (6, 7)
 
 
+def test_an_empty_batch_is_refused(case):
+    make, targets = case
+    with pytest.raises(ValueError, match="y: expected a batch of at least one row, got none"):
+        make()(torch.randn(0, 4), targets(0))
+
+
 def test_targets_of_another_length_than_the_rows_are_refused():
     model = Regressor(bayesianize(mlp([4, 6, 5])), 20)
     with pytest.raises(ValueError, match=r"y: expected shape \(8, 5\)"):
