@@ -10,10 +10,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import baselines, datasets, distributions, infer, metrics, nn, ops
+from pyro_vsd import baselines, datasets, distributions, infer, metrics, nn, ops, training
 from pyro_vsd.distributions import coherent
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.training import fit, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from pyro_vsd import plots as plots  # not in __all__: a star import must not need matplotlib
@@ -30,11 +31,15 @@ __all__ = [
     "coherent",
     "datasets",
     "distributions",
+    "fit",
     "infer",
+    "load_checkpoint",
     "metrics",
     "nn",
     "ops",
     "predict",
+    "save_checkpoint",
+    "training",
 ]
 
 # Imported when first asked for, since they import more than training needs.

@@ -37,7 +37,7 @@ ONLY_IN = {
     "matplotlib": {"plots"},
     "sklearn": {"datasets", "sklearn"},
     "lightning": {"lightning"},
-    "pandas": {"metrics"},
+    "pandas": {"metrics", "training"},
 }
 MAY_NOT = {"ops": {"pyro", "torchvision", "tqdm"}, "__init__": {"torchvision", "numpy", "tqdm"}}
 

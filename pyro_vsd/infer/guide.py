@@ -42,9 +42,9 @@ class VSDGuide(AutoGuide):
 
     Parameters, all on the guide: ``theta.<site>``, ``log_alpha.<site>``, ``vectors.<site>``; ``z_loc.<site>``,
     ``z_log_scale.<site>`` by the weight's name; ``loc.<site>``, ``log_scale.<site>`` for mean-field sites. Models that
-    list their sites (those of ``vsd.nn``) have them from the start, others from the first call or :meth:`setup`. Save and
-    load them with ``state_dict``: two guides never share parameters, so values that Pyro's parameter store loads from a
-    file under the same names are left alone.
+    list their sites (those of ``vsd.nn``) have them from the start, others from the first call or :meth:`setup`. Save
+    and load them with ``state_dict``: two guides never share parameters, so values that Pyro's parameter store loads
+    from a file under the same names are left alone.
 
     :param model: a Pyro model.
     :param num_reflections: T. Each costs :math:`O(K)` per example.

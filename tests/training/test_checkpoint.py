@@ -1,0 +1,422 @@
+"""Checkpoints: training goes on bit for bit, and nothing is half loaded."""
+
+import os
+import pickle
+
+import numpy
+import pyro
+import pyro.optim
+import pytest
+import torch
+
+import pyro_vsd as vsd
+from pyro_vsd.training import load_checkpoint, save_checkpoint
+from pyro_vsd.training.archive import read_archive, write_archive
+from tests.training import cases
+from tests.training.cases import PyroRun, TorchRun
+
+
+def adam(groups):
+    return torch.optim.Adam(groups)
+
+
+TORCH = {
+    "adam": lambda: TorchRun(cases.regressor, adam),
+    "sgd-steps": lambda: TorchRun(
+        cases.regressor, lambda g: torch.optim.SGD(g, momentum=0.9), lambda o: torch.optim.lr_scheduler.StepLR(o, 1)
+    ),
+    "milestones": lambda: TorchRun(
+        cases.regressor, adam, lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1, 2, 4], gamma=0.5)
+    ),
+    "cosine": lambda: TorchRun(cases.regressor, adam, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 5)),
+    "sequential": lambda: TorchRun(
+        cases.regressor,
+        adam,
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.MultiStepLR(o, [1, 2])],
+            milestones=[2],
+        ),
+    ),
+    "batch-norm": lambda: TorchRun(cases.batch_norm, adam),
+    "low-rank": lambda: TorchRun(cases.regressor, adam, vectors="low_rank", rank=2),
+    "hierarchical": lambda: TorchRun(lambda: cases.regressor(prior=vsd.nn.HierarchicalPrior()), adam),
+    "latent": lambda: TorchRun(lambda: cases.regressor(noise="latent"), adam),
+}
+PYRO = {
+    "adam": lambda: PyroRun(cases.regressor, lambda: pyro.optim.Adam({"lr": 0.01})),
+    "clipped": lambda: PyroRun(cases.regressor, lambda: pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.99})),
+    "by-name": lambda: PyroRun(
+        cases.regressor, lambda: pyro.optim.Adam(lambda name: {"lr": 0.02 if "theta" in name else 0.01})
+    ),
+    "clip-norm": lambda: PyroRun(cases.regressor, lambda: pyro.optim.Adam({"lr": 0.01}, {"clip_norm": 1.0})),
+    "scheduler": lambda: PyroRun(
+        cases.regressor,
+        lambda: pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}, "gamma": 0.5}),
+    ),
+    "function": lambda: PyroRun(cases.function, lambda: pyro.optim.Adam({"lr": 0.01})),
+    "batch-norm": lambda: PyroRun(cases.batch_norm, lambda: pyro.optim.Adam({"lr": 0.01})),
+}
+RUNS = [*(pytest.param(make, id=f"torch-{name}") for name, make in TORCH.items()),
+        *(pytest.param(make, id=f"pyro-{name}") for name, make in PYRO.items())]  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "last.ckpt"
+
+
+@pytest.mark.parametrize("make", RUNS)
+@pytest.mark.parametrize("clear", [True, False], ids=["store-cleared", "store-full"])
+def test_training_goes_on_bit_for_bit(make, clear, path):
+    """With Pyro's store empty, as in a new process, and with the first run's parameters still holding the names."""
+    run = make()
+    run.train(2)
+    save_checkpoint(path, **run.parts(), epoch=2)
+    run.train(2)
+    expected, numbers = run.values(), cases.draw_all()
+    if clear:
+        pyro.clear_param_store()
+    torch.manual_seed(99)
+    again = make()
+    assert load_checkpoint(path, **again.parts())["epoch"] == 2
+    again.train(2)
+    assert cases.same(again.values(), expected)
+    assert cases.draw_all() == numbers
+    assert again.elbo.step == run.elbo.step
+
+
+@pytest.mark.parametrize("make", RUNS)
+def test_loading_into_a_live_run_takes_it_back(make, path):
+    run = make()
+    run.train(1)
+    save_checkpoint(path, **run.parts())
+    run.train(2)
+    expected = run.values()
+    load_checkpoint(path, **run.parts())
+    run.train(2)
+    assert cases.same(run.values(), expected)
+
+
+@pytest.mark.parametrize("make", RUNS)
+def test_saving_changes_nothing(make, path):
+    run = make()
+    run.train(1)
+    before = run.values()
+    state = torch.get_rng_state()
+    save_checkpoint(path, **run.parts())
+    assert cases.same(run.values(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", PYRO)
+def test_a_state_that_waits_is_saved_again(name, path):
+    """Loaded and saved at once: Pyro's optimisers have not yet met their parameters."""
+    run = PYRO[name]()
+    run.train(2)
+    save_checkpoint(path, **run.parts())
+    run.train(1)
+    expected = run.values()
+    pyro.clear_param_store()
+    middle = PYRO[name]()
+    load_checkpoint(path, **middle.parts())
+    save_checkpoint(path, **middle.parts())
+    pyro.clear_param_store()
+    again = PYRO[name]()
+    load_checkpoint(path, **again.parts())
+    again.train(1)
+    assert cases.same(again.values(), expected)
+
+
+def test_a_guide_without_parameters_gets_them(path):
+    run = PYRO["function"]()
+    run.train(1)
+    save_checkpoint(path, **run.parts())
+    pyro.clear_param_store()
+    guide = vsd.VSDGuide(cases.function)
+    load_checkpoint(path, model=cases.function, guide=guide)
+    assert cases.same(cases.values(guide), cases.values(run.guide))
+    assert pyro.param("sigma").item() == pytest.approx(dict(cases.store())["sigma"].exp().item())
+
+
+def test_without_the_generators(path):
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    load_checkpoint(path, **run.parts(), rng=False)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_what_is_returned(path):
+    run = TORCH["adam"]()
+    extra = {"best": 0.5, "rows": numpy.arange(3), "shape": (1, 2), "none": None, "flag": True, 3: [1.5, "a"]}
+    save_checkpoint(path, **run.parts(), epoch=4, step=17, extra=extra)
+    found = load_checkpoint(path)
+    assert (found["epoch"], found["step"]) == (4, 17)
+    assert found["versions"]["torch"] == torch.__version__
+    assert torch.equal(found["extra"].pop("rows"), torch.arange(3))
+    assert found["extra"] == {"best": 0.5, "shape": (1, 2), "none": None, "flag": True, 3: [1.5, "a"]}
+    assert set(found["guide"]) == set(run.guide.state_dict())
+
+
+def test_a_view_is_saved_without_its_storage(path):
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts(), extra=torch.zeros(1_000_000)[:2])
+    assert path.stat().st_size < 1_000_000
+
+
+def test_mapped_elsewhere(path):
+    run = TORCH["adam"]()
+    run.train(1)
+    save_checkpoint(path, **run.parts())
+    found = load_checkpoint(path, map_location="meta", rng=False)
+    assert {v.device.type for v in found["model"].values()} == {"meta"}
+
+
+def test_another_precision_is_taken_on(path):
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts())
+    model = cases.regressor().float()
+    guide = vsd.VSDGuide(model).float()
+    load_checkpoint(path, model=model, guide=guide)
+    assert {p.dtype for p in [*model.parameters(), *guide.parameters()]} == {torch.float32}
+
+
+# ---- the file
+
+
+def test_the_folder_holds_the_checkpoint_alone(path):
+    run = TORCH["adam"]()
+    for _ in range(3):
+        save_checkpoint(path, **run.parts())
+    assert os.listdir(path.parent) == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "os.replace"])
+def test_a_failure_while_writing_leaves_the_old_one(path, call, monkeypatch):
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts(), epoch=1)
+
+    def fail(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(call, fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(path, **run.parts(), epoch=2)
+    monkeypatch.undo()
+    assert load_checkpoint(path)["epoch"] == 1
+    assert os.listdir(path.parent) == ["last.ckpt"]
+
+
+def test_what_a_killed_process_left_is_removed_in_time(path):
+    run = TORCH["adam"]()
+    old, new = (path.with_name(f".last.ckpt.{name}.tmp") for name in ("old", "new"))
+    for left in (old, new):
+        left.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    save_checkpoint(path, **run.parts())
+    assert not old.exists()
+    assert new.exists()  # perhaps some other process is writing it
+
+
+def test_a_link_stays_one(path):
+    target = path.with_name("target.ckpt")
+    path.symlink_to(target)
+    save_checkpoint(path, **TORCH["adam"]().parts(), epoch=3)
+    assert path.is_symlink()
+    assert load_checkpoint(target)["epoch"] == 3
+
+
+class Hostile:
+    def __reduce__(self):
+        return (os.mkdir, ("hostile",))
+
+
+@pytest.mark.parametrize("place", ["whole", "extra", "guide"])
+def test_a_hostile_pickle_is_refused(place, path, monkeypatch):
+    """Even with a valid checksum."""
+    monkeypatch.chdir(path.parent)
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts())
+    content = read_archive(path)
+    write_archive(path, Hostile() if place == "whole" else {**content, place: {"x": Hostile()}})
+    assert not os.path.exists("hostile")
+    before = run.values()
+    with pytest.raises(ValueError, match="expected a checkpoint of tensors, numbers and plain containers, got .*last"):
+        load_checkpoint(path, **run.parts())
+    assert not os.path.exists("hostile")
+    assert cases.same(run.values(), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: torch.save({"a": torch.ones(2)}, path), "which is another kind of file"),
+        (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "which is another kind of file"),
+        (lambda path: path.write_bytes(b""), "which is another kind of file"),
+        (lambda path: path.write_bytes(b"pyro_vsd check"), "was cut short at 14 bytes"),
+        (lambda path: write_archive(path, {"epoch": 1}), r"expected a checkpoint with \['elbo', .*got .*\['epoch'\]"),
+        (lambda path: write_archive(path, [1]), "which holds a <class 'list'>"),
+    ],
+    ids=["torch", "pickle", "empty", "short", "keys", "list"],
+)
+def test_a_foreign_file(make, message, path):
+    make(path)
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(path)
+
+
+def damage(path, place, value):
+    data = bytearray(path.read_bytes())
+    data[place] = value
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes()[:-1]), "It was cut short"),
+        (lambda p: p.write_bytes(p.read_bytes() + b"x"), "something was added"),
+        (lambda p: damage(p, 23, 9), "expected a checkpoint of format 1, got .* of format 9"),
+        (lambda p: damage(p, 2000, 255), "whose checksum is another"),
+    ],
+    ids=["cut", "longer", "version", "flipped"],
+)
+def test_a_damaged_file(change, message, path):
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts())
+    change(path)
+    before = run.values()
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(path, **run.parts())
+    assert cases.same(run.values(), before)
+
+
+def test_a_missing_file(path):
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["nowhere/last.ckpt", "."])
+def test_a_place_that_cannot_be(name, path):
+    with pytest.raises(ValueError, match="path: expected a file"):
+        save_checkpoint(path.parent / name, **TORCH["adam"]().parts())
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"a": [1, object()]}, r"extra\['a'\]\[1\]: expected tensors, numbers, strings, .*got object"),
+        ({"f": print}, r"extra\['f'\]: .*got builtin_function"),
+        ({(1, object()): 1}, r"extra: expected strings and numbers as keys, got the object"),
+    ],
+)
+def test_what_cannot_be_written(extra, message, path):
+    run = TORCH["adam"]()
+    save_checkpoint(path, **run.parts(), epoch=1)
+    with pytest.raises(TypeError, match=message):
+        save_checkpoint(path, **run.parts(), extra=extra)
+    assert load_checkpoint(path)["epoch"] == 1
+
+
+# ---- the wrong objects
+
+
+def other(**changes):
+    run = TORCH["sgd-steps"]()
+    return {**run.parts(), **changes}
+
+
+class Odd:
+    """No optimiser at all."""
+
+
+WRONG = {
+    "model": (lambda: {"model": cases.batch_norm()}, "model: expected a state with the entries of this Regressor"),
+    "shapes": (
+        lambda: {"model": vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 6, 1])), 24, "learned")},
+        r"model: expected 'net.0.bias' of shape \(6,\), got \(5,\)",
+    ),
+    "guide": (lambda: {"guide": vsd.VSDGuide(cases.batch_norm())}, "guide: expected the state of a guide with"),
+    "layout": (
+        lambda: other(guide=vsd.VSDGuide(cases.regressor(), num_reflections=3)),
+        "expected a guide with the parameters of the checkpoint",
+    ),
+    "function": (lambda: {"model": cases.function}, "model: expected a function's checkpoint, got a module's"),
+    "optimizer": (lambda: other(optimizer=torch.optim.Adam([torch.ones(1)])), "state of Adam, got that of SGD"),
+    "groups": (
+        lambda: other(optimizer=torch.optim.SGD([torch.ones(1)])),
+        r"expected a state for groups of \[1\] parameters, got one for \[2, 2, 2, 3\]",
+    ),
+    "pyro": (lambda: other(optimizer=pyro.optim.SGD({"lr": 1.0})), "state of pyro.optim.SGD, got that of SGD"),
+    "odd": (lambda: other(optimizer=Odd()), "expected an optimiser of torch.optim or pyro.optim, got a Odd"),
+    "scheduler": (
+        lambda: other(scheduler=torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([torch.ones(1)]), 0.5)),
+        "scheduler: expected the state of ExponentialLR, got that of StepLR",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_wrong_object_and_nothing_is_touched(name, path):
+    run = TORCH["sgd-steps"]()
+    run.train(1)
+    save_checkpoint(path, **run.parts())
+    make, message = WRONG[name]
+    parts = make()
+    modules = [part for key, part in parts.items() if key in ("model", "guide")]
+    before, random = cases.values(*modules), torch.get_rng_state()
+    scheduler = parts["scheduler"].state_dict() if "scheduler" in parts else None
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(path, **parts)
+    assert cases.same(cases.values(*modules), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert scheduler is None or parts["scheduler"].state_dict() == scheduler
+
+
+@pytest.mark.parametrize("name", ["optimizer", "scheduler", "elbo"])
+def test_a_state_that_was_not_saved(name, path):
+    run = TORCH["sgd-steps"]()
+    save_checkpoint(path, model=run.model, guide=run.guide)
+    with pytest.raises(ValueError, match=f"{name}: expected a checkpoint with its state, got one that was saved"):
+        load_checkpoint(path, **{name: run.parts()[name]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("epoch", "three", "epoch: expected int, got str"),
+        ("rng", {"torch": torch.zeros(3)}, "rng: expected states of random generators"),
+        ("rng", None, "rng: expected states of random generators"),
+        ("optimizer", {"kind": "SGD"}, "A state is not what it is called"),
+        ("optimizer", {"kind": "SGD", "state": {"param_groups": 3}}, "does not fit"),
+        ("scheduler", {"kind": "StepLR", "state": {"a": 1}}, "scheduler: expected a state with the same entries"),
+        ("elbo", {}, "A state is not what it is called"),
+        ("params", {"w": 3}, "does not fit"),
+        ("guide", {"_extra_state": 5}, "does not fit. guide:"),
+    ],
+)
+def test_a_crafted_state(key, value, message, path):
+    run = TORCH["sgd-steps"]()
+    save_checkpoint(path, **run.parts())
+    write_archive(path, {**read_archive(path), key: value})
+    before = run.values()
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(path, **run.parts())
+    assert cases.same(run.values(), before)
+
+
+def test_an_optimizer_that_is_none_of_ours(path):
+    run = TORCH["adam"]()
+    with pytest.raises(TypeError, match="expected an optimiser of torch.optim or pyro.optim, got a Odd"):
+        save_checkpoint(path, **{**run.parts(), "optimizer": Odd()})
+
+
+def test_a_cleared_store_is_told(path):
+    run = PYRO["adam"]()
+    run.train(1)
+    pyro.clear_param_store()
+    with pytest.raises(ValueError, match="Was the store cleared since the last step"):
+        save_checkpoint(path, **run.parts())

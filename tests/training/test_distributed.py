@@ -1,0 +1,132 @@
+"""Two processes on the loopback interface against one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pyro_vsd as vsd
+from pyro_vsd.training import distributed
+from tests.training import cases, workers
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+available = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+two_processes = pytest.mark.skipif(not available, reason="torch without gloo")
+
+
+def run(task, tmp_path):
+    torch.multiprocessing.spawn(workers.main, (task, str(tmp_path)), nprocs=workers.WORLD)
+    return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(workers.WORLD)]
+
+
+@two_processes
+def test_two_processes_give_the_gradient_of_one(tmp_path):
+    first, second = run("expected_gradient", tmp_path)
+    data = cases.data()
+    torch.manual_seed(0)
+    model, guide = workers.build(1e-24)
+    vsd.VSD_ELBO()(model, guide)(data.x, data.y).backward()
+    for name, value in workers.gradients(guide, model).items():
+        assert torch.equal(first["quiet"][name], second["quiet"][name])
+        torch.testing.assert_close(first["quiet"][name][0], value, rtol=1e-9, atol=1e-9)
+
+    torch.manual_seed(0)
+    model, guide = workers.build(0.2)
+    loss = vsd.VSD_ELBO()(model, guide)
+    samples = {}
+    for _ in range(400):
+        loss.zero_grad()
+        loss(data.x, data.y).backward()
+        for name, value in workers.gradients(guide, model).items():
+            samples.setdefault(name, []).append(value)
+    scores = []
+    for name, values in samples.items():
+        one, two = torch.stack(values), first["noisy"][name]
+        error = ((one.var(0) + two.var(0)) / 400).sqrt()
+        scores.append(((one.mean(0) - two.mean(0)) / error).flatten())
+    scores = torch.cat(scores)
+    scores = scores[scores.isfinite()]
+    assert len(scores) > 40
+    assert scores.abs().max() < 4.5  # of about fifty normal scores
+    assert 0.4 < scores.square().mean() < 2.0
+
+
+@two_processes
+def test_noise_is_independent_and_parameters_are_the_same(tmp_path):
+    first, second = run("training", tmp_path)
+    assert not torch.equal(first.pop("noise"), second.pop("noise"))
+    losses = [found.pop("losses") for found in (first, second)]
+    assert not torch.equal(*losses)
+    assert cases.same(first, second)
+    assert losses[0][-10:].mean() < losses[0][:10].mean()
+
+
+@two_processes
+def test_a_hand_written_model_after_set_up(tmp_path):
+    first, second = run("hand_written", tmp_path)
+    assert set(first) == {"theta.w", "log_alpha.w", "vectors.w"}
+    assert cases.same(first, second)
+
+
+@two_processes
+def test_predictions_are_split_and_gathered(tmp_path):
+    first, second = run("prediction", tmp_path)
+    for name, found in first.items():
+        assert cases.same(found, second[name])
+    data = cases.data(25)
+    torch.manual_seed(0)
+    model, guide = workers.build(0.2)
+    one = vsd.predict(model, guide, data.x, num_samples=200, seed=3)
+    error = ((one.samples.var(0) + first["plain"]["samples"].var(0)) / 200).sqrt()
+    assert ((one.mean - first["plain"]["mean"]) / error).abs().max() < 4.5
+    assert first["plain"]["log_prob"].shape == (25,)
+    coherent = vsd.predict(model, guide, data.x, num_samples=200, seed=3, coherent=True)
+    torch.testing.assert_close(first["coherent"]["samples"], coherent.samples)
+    assert first["classes"]["probs"].shape == (25, 2)
+    assert first["counts"]["log_prob"].shape == (5,)
+    assert first["one"]["mean"].shape == (1,)
+
+
+@two_processes
+def test_errors_reach_every_process(tmp_path):
+    first, second = run("errors", tmp_path)
+    assert first == second
+    assert first["options"] == "process 0: num_samples: expected an integer >= 1, got 0."
+    assert first["inputs"].startswith("inputs: expected at least one tensor")
+    assert first["fit"].startswith("expected one process, got a group of 2")
+
+
+@two_processes
+def test_torchrun(tmp_path):
+    """The command itself, as a user types it."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [*launcher, "-m", "tests.training.workers", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert not torch.equal(first.pop("losses"), second.pop("losses"))
+    assert not torch.equal(first.pop("noise"), second.pop("noise"))
+    assert cases.same(first, second)
+
+
+def test_one_process_is_the_ordinary_prediction():
+    model, guide = workers.build(0.2)
+    x = cases.data().x
+    found = distributed.predict(model, guide, x, num_samples=3, seed=1)
+    assert torch.equal(found.mean, vsd.predict(model, guide, x, num_samples=3, seed=1).mean)
+
+
+def test_components_side_by_side():
+    parts = []
+    for rows in (2, 3):
+        rate = torch.rand(4, rows)
+        law = torch.distributions.Poisson(rate)
+        parts.append(vsd.Prediction(rate.mean(0), rate.mean(0), 4, samples=rate, components=law))
+    joined, y = distributed.join(parts), torch.arange(5.0)
+    expected = torch.cat([parts[0].log_prob(y[:2]), parts[1].log_prob(y[2:])])
+    torch.testing.assert_close(joined.log_prob(y), expected)
