@@ -1,6 +1,5 @@
 """The autoguide: structured dropout for every weight of a Pyro model, mean-field posteriors for the rest."""
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -10,18 +9,19 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_vsd.distributions import HouseholderNormal, LazyWeight, StructuredDropout
 from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform
 from pyro_vsd.infer.modes import evaluation_mode
+from pyro_vsd.infer.options import check_options, check_positive
 from pyro_vsd.infer.parameters import as_parameter, get_parameter, register_param, set_parameter
 from pyro_vsd.infer.quantiles import weight_quantiles
+from pyro_vsd.infer.saving import Saving
 from pyro_vsd.infer.setup import Entry, entries_from_priors, entries_from_trace, make_sites, trace_model
-from pyro_vsd.infer.sites import Site, support_from_plain
-from pyro_vsd.infer.vectors import VECTORS, VectorNetwork, make_vectors
+from pyro_vsd.infer.sites import Site
+from pyro_vsd.infer.vectors import VectorNetwork, make_vectors
 from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
 
 __all__ = ["VSDGuide"]
@@ -30,7 +30,7 @@ _Noise = tuple[Tensor, Tensor, NoiseTerms]
 ROLES = ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale", "loc", "log_scale")
 
 
-class VSDGuide(AutoGuide):
+class VSDGuide(Saving):
     r"""Variational structured dropout for any Pyro model.
 
     Each weight (a real site of event dimension 2 or more) has the posterior
@@ -89,10 +89,10 @@ class VSDGuide(AutoGuide):
     ):
         if not callable(model):
             raise TypeError(f"model: expected a Pyro model, a function or a module, got {type(model).__name__}.")
-        _check_options(num_reflections, vectors, rank, conv_noise, example_dim, noise_dim)
+        check_options(num_reflections, vectors, rank, conv_noise, example_dim, noise_dim)
         for name, value in (("init_alpha", init_alpha), ("init_vector_scale", init_vector_scale)):
-            _check_positive(name, value)
-        _check_positive("init_scale", init_scale)
+            check_positive(name, value)
+        check_positive("init_scale", init_scale)
         if not init_alpha_spread >= 0:
             raise ValueError(f"init_alpha_spread: expected a number >= 0, got {init_alpha_spread!r}.")
         super().__init__(model, create_plates=create_plates)
@@ -373,110 +373,7 @@ class VSDGuide(AutoGuide):
             raise ValueError(f"expected a weight, one of {weights}, got {name!r}, which has no structured noise.")
         return site
 
-    # ---- saving
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Plain types that say how the parameters are laid out."""
-        return {
-            "sites": [site.to_plain() for site in self.sites.values()],
-            "num_reflections": self.num_reflections,
-            "vectors": self.vector_kind,
-            "rank": self.rank,
-            "example_dim": self.example_dim,
-        }
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Done before the parameters are loaded, see ``_load_from_state_dict``."""
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        state = state_dict.get(prefix + "_extra_state")
-        if state is not None:
-            self._lay_out(state, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _lay_out(self, state: dict[str, Any], tensors: Any, prefix: str) -> None:
-        """Makes the parameters that a saved state has, where they are not there yet."""
-        sites = {plain["name"]: Site.from_plain(plain) for plain in state["sites"]}
-        if self.sites and self.sites != sites:
-            here = {n: (s.event_shape, s.noise_dim) for n, s in self.sites.items()}
-            there = {n: (s.event_shape, s.noise_dim) for n, s in sites.items()}
-            raise ValueError(
-                f"expected the state of a guide with the sites (shape, noise axis) {here}, got one with {there}. It "
-                "was saved for another model."
-            )
-        unwritable = [n for n, s in sites.items() if s.kind == "mean_field" and s.support is None]
-        if unwritable and not self.sites:
-            raise ValueError(
-                f"the supports of {unwritable} could not be saved as plain types. Call guide.setup(*args) with the "
-                "model's arguments before loading."
-            )
-        self.example_dim = state["example_dim"]
-        layout = (state["num_reflections"], state["vectors"], state["rank"])
-        if self.sites and layout == (self.num_reflections, self.vector_kind, self.rank):
-            return
-        self.num_reflections, self.vector_kind, self.rank = layout
-        self.supports |= {n: support_from_plain(s.support) for n, s in sites.items() if s.support is not None}
-        for site in sites.values():
-            like = tensors[prefix + _leading_parameter(site)]
-            shape = site.batch_shape + site.event_shape
-            if site.kind == "mean_field":
-                self._set("loc", site.name, as_parameter(like))
-                self._set("log_scale", site.name, as_parameter(like))
-            else:
-                self._make_parameters(site, torch.ones(shape, dtype=like.dtype, device=like.device))
-        self._set_sites(sites)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Pyro's own __getstate__ takes the model away from the live guide.
-        model, master, trace = self._model, self.master, self.prototype_trace
-        state = dict(super().__getstate__())
-        self._model, self.master = model, master
-        state.update(_model=(None,), master=None, prototype_trace=trace if not self.sites else None, plates={})
-        if self.sites:
-            state["init_loc_fn"] = None
-        return state
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "VSDGuide":
-        new = type(self).__new__(type(self))
-        memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
-        # The copy serves the same model, or the model's copy where both are copied together.
-        new._model = (memo.get(id(self.model), self.model),)
-        new.init_loc_fn = self.init_loc_fn
-        return new
-
-
-def _leading_parameter(site: Site) -> str:
-    role, key = {"weight": ("theta", site.name), "scale": ("z_loc", site.partner), "mean_field": ("loc", site.name)}[
-        site.kind
-    ]
-    return f"{role}.{key}"
-
 
 def _bucket(K: int) -> int:
     """Layers of one bucket are padded to its widest: all up to 1024 units together, above by factors of four."""
     return max(5, -(-(K - 1).bit_length() // 2))
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (isinstance(value, (int, float)) and value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}: expected a positive number, got {value!r}.")
-
-
-def _check_options(
-    num_reflections: int, vectors: str, rank: int | None, conv_noise: str, example_dim: int, noise_dim: Any
-) -> None:
-    if not isinstance(num_reflections, int) or num_reflections < 0:
-        raise ValueError(f"num_reflections: expected an integer >= 0, got {num_reflections!r}.")
-    if vectors not in VECTORS:
-        raise ValueError(f"vectors: expected one of {VECTORS}, got {vectors!r}.")
-    if vectors == "low_rank" and (not isinstance(rank, int) or rank < 1):
-        raise ValueError(f"rank: expected a positive integer with vectors='low_rank', got {rank!r}.")
-    if vectors != "low_rank" and rank is not None:
-        raise ValueError(f"rank: expected None unless vectors='low_rank', got {rank!r} with vectors={vectors!r}.")
-    if conv_noise not in ("out", "in"):
-        raise ValueError(f"conv_noise: expected 'out' or 'in', got {conv_noise!r}.")
-    if example_dim not in (0, 1):
-        raise ValueError(f"example_dim: expected 0 or 1, got {example_dim!r}.")
-    if noise_dim is not None and not isinstance(noise_dim, Mapping):
-        raise ValueError(f"noise_dim: expected a dict {{site: axis}}, got {noise_dim!r}.")
