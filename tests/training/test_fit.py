@@ -15,6 +15,15 @@ from pyro_vsd.training import Checkpoint, EarlyStopping, History, fit, load_chec
 from tests.training import cases
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C as in a terminal: a process started in the background may have been told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+
 def loader(**options):
     data = cases.data()
     return DataLoader(TensorDataset(data.x, data.y), batch_size=10, **options)
