@@ -30,14 +30,9 @@ def weight_quantiles(law: StructuredDropout, scale_law: object, q: Tensor) -> Te
         else:
             base = scale_law.base_dist  # type: ignore[attr-defined]
             factors.append(_scaled_normal_quantile(std, base.loc, base.scale, levels))
-    event_dim = len(law.event_shape)
-    upward, downward = (_along(law, f) for f in factors)
-    theta = theta.expand(law.batch_shape + law.event_shape[-event_dim:])
+    upward, downward = (law._along(factor) for factor in factors)
+    theta = theta.expand(law.batch_shape + law.event_shape)
     return torch.where(theta >= 0, upward, downward) * theta
-
-
-def _along(law: StructuredDropout, per_unit: Tensor) -> Tensor:
-    return law._along(per_unit)
 
 
 def _scaled_normal_quantile(std: Tensor, z_loc: Tensor, z_scale: Tensor, levels: Tensor) -> Tensor:
