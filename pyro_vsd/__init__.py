@@ -17,7 +17,8 @@ from pyro_vsd.prediction import ClassificationPrediction, Prediction, Regression
 from pyro_vsd.training import fit, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from pyro_vsd import plots as plots  # not in __all__: a star import must not need matplotlib
+    # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning.
+    from pyro_vsd import plots as plots
 
 __version__ = "0.1.0.dev0"
 
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 # Imported when first asked for, since they import more than training needs.
-_ON_REQUEST = ("plots",)
+_ON_REQUEST = ("lightning", "plots", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:

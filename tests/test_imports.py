@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_vsd"
 
 BELOW_BASELINES = {"ops", "distributions", "prediction", "infer", "nn", "metrics", "datasets"}
-EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training"}
+EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis"}
 
 # A room of the package (a folder or a file) and the other rooms it may import.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "datasets": set(),
     "baselines": BELOW_BASELINES,
     "training": {"infer", "prediction", "metrics"},
+    "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
     "__init__": EVERYTHING,
@@ -37,7 +38,7 @@ ONLY_IN = {
     "matplotlib": {"plots"},
     "sklearn": {"datasets", "sklearn"},
     "lightning": {"lightning"},
-    "pandas": {"metrics", "training"},
+    "pandas": {"metrics", "training", "diagnosis"},
 }
 MAY_NOT = {"ops": {"pyro", "torchvision", "tqdm"}, "__init__": {"torchvision", "numpy", "tqdm"}}
 
