@@ -12,13 +12,15 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-fast lint venv clean
+.PHONY: help demo test test-fast lint docs tutorials venv clean
 
 help:
 	@echo "make demo       train a small VSD network on digits, print accuracy and calibration, draw demo.png"
 	@echo "make test       lint, types, and every test, the slow ones too"
 	@echo "make test-fast  every test but the slow ones"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the documentation site, in docs/_build/html"
+	@echo "make tutorials  run the tutorials and write their notebooks anew"
 	@echo "make clean      remove .venv and caches"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
 
@@ -38,6 +40,15 @@ lint: $(READY)
 	@echo "== lint: ruff, then mypy on the package"
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+docs: $(READY)
+	@echo "== docs: the site, warnings are errors"
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+tutorials: $(READY)
+	@echo "== tutorials: scripts to notebooks with their outputs"
+	$(BIN)/python tutorials/build.py
 
 venv: $(READY)
 

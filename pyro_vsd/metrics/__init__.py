@@ -22,6 +22,7 @@ from pyro_vsd.metrics.ood import (
 from pyro_vsd.metrics.regression import calibration_error, coverage, crps, log_likelihood, rmse
 from pyro_vsd.metrics.regularizer import Estimate, explicit_regularizer
 from pyro_vsd.metrics.report import Report
+from pyro_vsd.metrics.selective import RiskCoverage, aurc, risk_coverage
 from pyro_vsd.metrics.stream import Stream, report
 
 __all__ = [
@@ -29,12 +30,14 @@ __all__ = [
     "Bins",
     "Estimate",
     "Report",
+    "RiskCoverage",
     "Stream",
     "accuracy",
     "acquisition",
     "adaptive_ece",
     "aupr_in",
     "aupr_out",
+    "aurc",
     "auroc",
     "brier",
     "calibration_error",
@@ -54,6 +57,7 @@ __all__ = [
     "predictive_entropy",
     "reliability_bins",
     "report",
+    "risk_coverage",
     "rmse",
     "roc_curve",
     "spectral_norm",

@@ -16,6 +16,7 @@ _BETTER = {
     "ece": _LOWER,
     "adaptive_ece": _LOWER,
     "classwise_ece": _LOWER,
+    "aurc": _LOWER,
     "rmse": _LOWER,
     "log_likelihood": _HIGHER,
     "crps": _LOWER,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from pyro_vsd.metrics.inputs import Array, Classes, labelled, targets
 from pyro_vsd.metrics.ood import Score, detection, ood_score
 from pyro_vsd.metrics.regression import below_levels, inside, level_gap, row_cdf, row_crps, row_log_likelihood
 from pyro_vsd.metrics.report import Report
+from pyro_vsd.metrics.selective import area
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["Stream", "report"]
@@ -49,6 +50,7 @@ def report(
     ece                     0.1500  lower ↓
     adaptive_ece            0.1500  lower ↓
     classwise_ece           0.1500  lower ↓
+    aurc                    0.0000  lower ↓
     predictive_entropy      0.4127
     """
     stream = Stream(num_bins, score, level)
@@ -62,8 +64,9 @@ def report(
 class Stream:
     """Adds up what the metrics need, batch by batch: its report is that of all rows at once, up to rounding.
 
-    Sums take O(C * num_bins) numbers. Two measures need every row's score before they can rank it, the adaptive
-    calibration error and those of out-of-distribution detection: for them up to three numbers a row are kept.
+    Sums take O(C * num_bins) numbers. Some measures need every row's score before they can rank it, the adaptive
+    calibration error, the area under the risk–coverage curve and those of out-of-distribution detection: for them up
+    to three numbers a row are kept.
 
     >>> probs, y = torch.rand(100, 3).softmax(-1), torch.arange(100) % 3
     >>> stream = Stream()
@@ -94,6 +97,19 @@ class Stream:
         else:
             sums, rows = self._classification_sums(prediction, y)
             num_rows = num_targets = len(rows["score"])
+        num_samples = prediction.num_samples if isinstance(prediction, Prediction) else None
+        self._add(sums, {name: [values] for name, values in rows.items()}, num_rows, num_targets, num_samples)
+
+    def _add(
+        self,
+        sums: dict[str, Tensor],
+        rows: dict[str, list[Tensor]],
+        num_rows: int,
+        num_targets: int,
+        num_samples: int | None,
+    ) -> None:
+        if not num_rows:
+            return
         known = {name: total.shape for name, total in self._sums.items()}
         if known and known != {name: total.shape for name, total in sums.items()}:
             raise ValueError(
@@ -102,14 +118,33 @@ class Stream:
             )
         self._sums = {name: self._sums[name] + total if known else total for name, total in sums.items()}
         for name, values in rows.items():
-            self._rows.setdefault(name, []).append(values)
+            self._rows.setdefault(name, []).extend(values)
         self._num_rows += num_rows
         self._num_targets += num_targets
-        self._num_samples = prediction.num_samples if isinstance(prediction, Prediction) else None
+        self._num_samples = num_samples
 
     def update_ood(self, prediction: Classes, name: str = "ood") -> None:
         """Add a batch of predictions on out-of-distribution inputs; ``name`` tells several such sets apart."""
         self._outside.setdefault(name, []).append(ood_score(prediction, self.score))
+
+    @classmethod
+    def merged(cls, streams: Iterable[Stream]) -> Stream:
+        """One stream of what several saw, in their order: each process of a group adds up its own rows.
+
+        >>> probs, y = torch.rand(100, 3).softmax(-1), torch.arange(100) % 3
+        >>> parts = Stream(), Stream()
+        >>> for stream, rows in zip(parts, (slice(0, 60), slice(60, 100))):
+        ...     stream.update(probs[rows], y[rows])
+        >>> abs(Stream.merged(parts).compute()["ece"] - report(probs, y)["ece"]) < 1e-9
+        True
+        """
+        first, *others = streams
+        total = cls(first.num_bins, first.score, first.level)
+        for stream in (first, *others):
+            total._add(stream._sums, stream._rows, stream._num_rows, stream._num_targets, stream._num_samples)
+            for name, scores in stream._outside.items():
+                total._outside.setdefault(name, []).extend(scores)
+        return total
 
     def compute(self) -> Report:
         """All measures that apply to what was seen so far."""
@@ -166,6 +201,7 @@ class Stream:
             "ece": gap(self._sums["bins"]),
             "adaptive_ece": adaptive_gap(confidence, hits, self.num_bins),
             "classwise_ece": classwise_gap(self._sums["classwise"]),
+            "aurc": area(confidence, 1 - hits.double()),
             "predictive_entropy": mean["entropy"],
         }
         return values | {name: mean[name] for name in ("mutual_information",) if name in mean}

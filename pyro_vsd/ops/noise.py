@@ -191,6 +191,11 @@ def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
     return grad if grad.shape == shape else grad.sum_to_size(shape)
 
 
+def _is_autocast(device: str) -> bool:
+    """Torch raises for devices that have no autocast, such as ``meta``."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def structured_noise(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
     r"""The noise :math:`\xi = 1 + U (\sqrt\alpha \odot \epsilon)` for rows of standard normals, in ``O(TK)`` per row.
 
@@ -205,7 +210,7 @@ def structured_noise(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace that is to be saved cannot hold a Python function
         eta = eps * std.unsqueeze(-2)
         return 1 + eta - ((eta @ N.mT) @ S.mT) @ N
-    if not torch.is_autocast_enabled(eps.device.type):
+    if not _is_autocast(eps.device.type):
         out: Tensor = _StructuredNoise.apply(eps, std, N, S)
         return out
     # A rotation in half precision is none: the draw keeps the dtype of its parameters.
@@ -220,6 +225,9 @@ def structured_noise_(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
     >>> structured_noise_(torch.tensor([[1.0, -1.0]]), torch.tensor([0.1, 0.2]), torch.zeros(0, 2), torch.zeros(0, 0))
     tensor([[1.1000, 0.8000]])
     """
+    if _is_autocast(eps.device.type):
+        with torch.autocast(eps.device.type, enabled=False):
+            return structured_noise_(eps, std, N, S)
     d = S @ ((N * std) @ eps.mT)  # (T, n)
     torch.addcmul(eps.new_ones(()), eps, std, out=eps)
     return eps.addmm_(d.mT, N, alpha=-1) if len(N) else eps

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from pyro_vsd.training.group import Group
 
 __all__ = ["Batches", "epoch_seed"]
 
@@ -14,12 +17,16 @@ class Batches:
     """Passes over training data: an object with ``batches(size, seed)`` (``vsd.datasets.Data``), a tuple of tensors
     ``(x, y)``, or an iterable of batches such as a ``DataLoader``.
 
+    In a group of P processes each takes its share of batches of ``P * size`` rows. They are the same in all; where the
+    last has too few rows to be shared equally, some count twice.
+
     >>> batches = Batches((torch.arange(5.0), torch.arange(5)), size=2, seed=0)
     >>> [len(x) for x, y in batches.epoch(0)]
     [2, 2, 1]
     """
 
-    def __init__(self, data: Any, size: int, seed: int):
+    def __init__(self, data: Any, size: int, seed: int, group: Group | None = None):
+        self.group = group or Group()
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"batch_size: expected an integer >= 1, got {size!r}.")
         self.data, self.size, self.seed = data, size, seed
@@ -35,11 +42,13 @@ class Batches:
             )
         if self.rows == 0:
             raise ValueError("data: expected at least one row, got none.")
+        if self.group.size > 1 and self.rows is None:
+            _check_shared(data, self.group.size)
 
     def __len__(self) -> int:
         """Batches in an epoch; 0 where that is not known."""
         if self.rows is not None:
-            return -(-self.rows // self.size)
+            return -(-self.rows // (self.size * self.group.size))
         try:
             return len(self.data)
         except TypeError:
@@ -52,17 +61,26 @@ class Batches:
             if hasattr(sampler, "set_epoch"):  # a DistributedSampler shuffles by the epoch's number
                 sampler.set_epoch(number)
             return iter(self.data)
-        seed = epoch_seed(self.seed, number)
-        if not isinstance(self.data, tuple):
-            batches: Iterator[Any] = self.data.batches(self.size, seed=seed)
-            return batches
-        return self._cut(seed)
+        return map(self._own, self._cut(epoch_seed(self.seed, number)))
 
     def _cut(self, seed: int) -> Iterator[Any]:
+        """The batches of all processes together."""
+        size = self.size * self.group.size
+        if not isinstance(self.data, tuple):
+            yield from self.data.batches(size, seed=seed)
+            return
         assert self.rows is not None
         order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
-        for start in range(0, self.rows, self.size):
-            yield take(self.data, order[start : start + self.size])
+        for start in range(0, self.rows, size):
+            yield take(self.data, order[start : start + size])
+
+    def _own(self, batch: Any) -> Any:
+        """This process's rows of a batch."""
+        if self.group.size == 1:
+            return batch
+        rows = count_rows(batch)
+        share = -(-rows // self.group.size)
+        return take(batch, torch.arange(self.group.rank, share * self.group.size, self.group.size) % rows)
 
     # A loader's own generators go on from epoch to epoch.
 
@@ -77,6 +95,20 @@ class Batches:
     def set_state(self, states: list[Tensor]) -> None:
         for generator, state in zip(self._generators(), states, strict=True):
             generator.set_state(state.cpu())
+
+
+def is_shared(data: Any) -> bool:
+    """Whether a loader gives each process rows of its own."""
+    return isinstance(getattr(data, "sampler", None), DistributedSampler)
+
+
+def _check_shared(data: Any, size: int) -> None:
+    mapped = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+    if mapped and not is_shared(data) and isinstance(data.batch_sampler, torch.utils.data.BatchSampler):
+        raise ValueError(
+            f"data: expected a DataLoader with a DistributedSampler for {size} processes, got one that gives each of "
+            "them all rows. Make it with sampler=DistributedSampler(dataset), or pass Data or tensors (x, y)."
+        )
 
 
 def count_rows(data: Any) -> int:

@@ -7,7 +7,7 @@ __all__ = ["History"]
 
 class History(list[dict[str, Any]]):
     """One dict for each finished epoch: ``epoch``, ``loss``, ``log_likelihood``, ``kl_weight`` and ``kl`` by site
-    (means over the steps, for the full data), ``lr``, and ``validation`` measures where asked for.
+    (means over the batches, for the full data), ``lr``, and ``validation`` measures where asked for.
 
     As with ``elbo.terms``, ``loss = -log_likelihood + kl_weight * sum(kl)``: ``vsd.plots.elbo_terms`` draws it.
 

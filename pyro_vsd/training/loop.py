@@ -1,5 +1,6 @@
 """Where training stands, how it goes on, and how it gets into a checkpoint and back."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from tqdm import tqdm
 
 from pyro_vsd.infer import predict
 from pyro_vsd.metrics import Stream
-from pyro_vsd.training.batches import Batches, arguments, epoch_seed
+from pyro_vsd.training.batches import Batches, arguments, count_rows, epoch_seed, is_shared, take
 from pyro_vsd.training.checkpoint import load_checkpoint, save_checkpoint
 from pyro_vsd.training.generators import get_rng_state, set_rng_state
+from pyro_vsd.training.group import Group, mean_records
 from pyro_vsd.training.history import EpochMeans, History
 from pyro_vsd.training.optimizers import loose_parameters, set_loose_parameters
 from pyro_vsd.training.plain import to_plain
@@ -53,9 +55,11 @@ class Loop:
     callbacks: list[Callable[[History], Any]]
 
     def __init__(
-        self, model: Any, guide: Any, batches: Batches, elbo: Any, monitor: Monitor, checkpoint: Checkpoint | None
-    ):
+        self, model: Any, guide: Any, batches: Batches, elbo: Any, monitor: Monitor, checkpoint: Checkpoint | None,
+        accumulate: int = 1,
+    ):  # fmt: skip
         self.model, self.guide, self.batches, self.elbo = model, guide, batches, elbo
+        self.group, self.accumulate = batches.group, accumulate
         self.monitor, self.checkpoint = monitor, checkpoint
         self.history = History()
         self.means = EpochMeans()
@@ -70,48 +74,68 @@ class Loop:
             set_up: Any = getattr(self.guide, "setup", self.guide)
             with torch.no_grad():
                 set_up(*args, **kwargs)
-        self.steps = make_steps(self.model, self.guide, self.elbo, optimizer, scheduler, interval)
+        self.steps = make_steps(
+            self.model, self.guide, self.elbo, optimizer, scheduler, interval, self.group, self.accumulate
+        )
         own = next(self.guide.parameters(), None) if isinstance(self.guide, nn.Module) else None
         self.device = None if own is None else own.device
 
     # ---- the loop
 
     def run(self, epochs: int, interrupt: Interrupt, progress: bool | None) -> History:
-        total = epochs * len(self.batches) or None
+        total = epochs * -(-len(self.batches) // self.accumulate) or None
+        if not self.group.first:
+            progress = False
         with tqdm(
             total=total, initial=self.step, desc="fit", unit="step", disable=None if progress is None else not progress
         ) as bar:
             self.history.stopped = "epochs"
             while self.epoch < epochs and not self.monitor.exhausted(self.epoch):
-                self._run_epoch(interrupt, bar)
-                if interrupt.asked:
+                interrupted = self._run_epoch(interrupt, bar)
+                if self.group.any(interrupted or self.history.stopped == "interrupt"):
                     self.history.stopped = "interrupt"
+                elif self.group.any(self.history.stopped == "callback"):
+                    self.history.stopped = "callback"
                 if self.history.stopped != "epochs":
                     break
         if self.history.stopped == "epochs" and self.monitor.exhausted(self.epoch):
             self.history.stopped = "early_stopping"
+        self.group.share_buffers(self.model)
         self._save()
         if self.history.stopped != "interrupt" and self.monitor.best_states is not None:
             self._restore(self.monitor.best_states)
             self.history.best_epoch = self.monitor.best_epoch
         return self.history
 
-    def _run_epoch(self, interrupt: Interrupt, bar: Any) -> None:
-        """One epoch, or what is left of it, or up to an interrupt."""
-        for batch in self._rest_of_epoch():
-            args, kwargs = arguments(batch, self.device)
-            terms = self.steps.step(args, kwargs)
-            self.means.add(terms)
-            self.batch, self.step = self.batch + 1, self.step + 1
+    def _run_epoch(self, interrupt: Interrupt, bar: Any) -> bool:
+        """One epoch, or what is left of it, or up to an interrupt: whether there was one."""
+        rest = self._rest_of_epoch()
+        while chunk := self._next_chunk(rest):
+            for terms in self.steps.step([arguments(batch, self.device) for batch in chunk]):
+                self.means.add(terms)
+            self.batch, self.step = self.batch + len(chunk), self.step + 1
             bar.update()
             every = self.checkpoint.every_steps if self.checkpoint else None
             if every and self.step % every == 0:
                 self._save()
-            if interrupt.asked:
-                return
+            if self.group.any(interrupt.asked):
+                return True
         if not self.batch:
             raise ValueError("data: expected at least one batch in an epoch, got none. Is the DataLoader empty?")
         self._end_epoch(bar)
+        return interrupt.asked
+
+    def _next_chunk(self, rest: Any) -> list[Any]:
+        """The batches of one step."""
+        chunk = list(itertools.islice(rest, self.accumulate))
+        if self.batches.rows is None and self.group.size > 1:
+            sizes = self.group.gather(len(chunk))
+            if len(set(sizes)) > 1:
+                raise ValueError(
+                    f"data: expected the same number of batches in each process, got {[self.batch + n for n in sizes]} "
+                    "after which some have no more. Give each process as many rows, as DistributedSampler does."
+                )
+        return chunk
 
     def _rest_of_epoch(self) -> Any:
         if self.batch:  # resumed in its middle: the same batches again, up to where it was
@@ -127,7 +151,8 @@ class Loop:
         return self.batches.epoch(self.epoch)
 
     def _end_epoch(self, bar: Any) -> None:
-        record = {"epoch": self.epoch + 1, **self.means.record()}
+        self.group.share_buffers(self.model)
+        record = {"epoch": self.epoch + 1, **mean_records(self.group.gather(self.means.record()))}
         self.steps.check(record["loss"])
         self._check_parameters()
         record |= self.steps.rates()
@@ -151,13 +176,14 @@ class Loop:
 
     def _validate(self) -> dict[str, float]:
         if callable(self.validation):
-            return {name: float(value) for name, value in self.validation(self.model, self.guide).items()}
+            found = self.validation(self.model, self.guide)
+            return self.group.same({name: float(value) for name, value in found.items()})
         # Always the same noise: the differences between epochs are those of the parameters.
         seed = epoch_seed(self.batches.seed, -2)
         stream = Stream()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for batch in _validation_batches(self.validation):
+            for batch in _validation_batches(self.validation, self.group):
                 args, kwargs = arguments(batch, self.device)
                 if kwargs or len(args) < 2:
                     raise ValueError("validation: expected batches (x, y), inputs before the target, got others.")
@@ -165,7 +191,7 @@ class Loop:
                     predict(self.model, self.guide, *args[:-1], num_samples=self.samples, seed=seed, progress=False),
                     args[-1],
                 )
-        return stream.compute().to_dict()
+        return Stream.merged(self.group.gather(stream)).compute().to_dict()
 
     # ---- states
 
@@ -207,18 +233,30 @@ class Loop:
             return
         self._check_parameters()
         self.saved = self.epoch, self.batch
-        state = {
-            "seed": self.batches.seed,
-            "batch": self.batch,
-            "batches": [self.batches.size, self.batches.rows],
+        own = {
             "epoch_start": self.epoch_start if self.batch else None,
             "loader": self.batches.state(),
             "means": self.means.state_dict(),
+        }
+        # Noise and sums are each process's own; the rest is the same in all, and the first one's is saved.
+        others = self.group.gather({**own, "rng": get_rng_state()} if self.group.size > 1 else {})
+        state = {
+            "seed": self.batches.seed,
+            "batch": self.batch,
+            "batches": self._shape(),
+            **own,
             "history": list(self.history),
             "monitor": self.monitor.state_dict(),
+            "processes": others,
         }
-        extra = {"fit": state}
-        save_checkpoint(self.checkpoint.path, **self._parts(), epoch=self.epoch, step=self.step, extra=extra)
+        if self.group.first:
+            parts, extra = self._parts(), {"fit": state}
+            save_checkpoint(self.checkpoint.path, **parts, epoch=self.epoch, step=self.step, extra=extra)
+        self.group.any(False)  # nobody goes on before the file is there
+
+    def _shape(self) -> list[Any]:
+        """What must be as it was for the rest of an epoch to be the same batches."""
+        return [self.batches.size, self.batches.rows, self.accumulate]
 
     def resume(self, seed: int | None) -> None:
         assert self.checkpoint is not None
@@ -235,13 +273,22 @@ class Loop:
                 f"seed: expected {state['seed']}, with which {path!r} was begun, got {seed}. Use another path for "
                 "another run, or Checkpoint(path, resume=False)."
             )
-        here = [self.batches.size, self.batches.rows]
+        here = self._shape()
         if state["batch"] and state["batches"] != here:
             raise ValueError(
-                f"checkpoint: expected the batch size and the number of rows {state['batches']} with which the epoch "
-                f"in {path!r} was begun, got {here}."
+                f"checkpoint: expected the batch size, the number of rows and accumulate {state['batches']} with which "
+                f"the epoch in {path!r} was begun, got {here}."
+            )
+        if len(state["processes"]) != self.group.size:
+            raise ValueError(
+                f"checkpoint: expected as many processes as wrote {path!r}, {len(state['processes'])}, got "
+                f"{self.group.size}. Start with as many; or read the parameters with load_checkpoint and begin a new "
+                "run with another path."
             )
         load_checkpoint(path, **{name: part for name, part in self._parts().items() if part is not None})
+        if self.group.size > 1:
+            state |= state["processes"][self.group.rank]
+            set_rng_state(state["rng"])
         self.epoch, self.step, self.batch = content["epoch"], content["step"], state["batch"]
         self.saved = self.epoch, self.batch
         self.batches.seed = state["seed"]
@@ -252,9 +299,11 @@ class Loop:
         self.monitor.load_state_dict(state["monitor"])
 
 
-def _validation_batches(data: Any) -> Iterable[Any]:
-    if isinstance(data, tuple):
-        return [data]
+def _validation_batches(data: Any, group: Group) -> Iterable[Any]:
+    """Batches to measure; in a group of processes this one's share of them, each row in one process."""
     if hasattr(data, "batches"):
-        return [(data.x, data.y)]
-    return iter(data)
+        data = (data.x, data.y)
+    if isinstance(data, tuple):
+        rows = torch.arange(group.rank, count_rows(data), group.size)
+        return [data if group.size == 1 else take(data, rows)] if len(rows) else []
+    return iter(data) if is_shared(data) else itertools.islice(data, group.rank, None, group.size)

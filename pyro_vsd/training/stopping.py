@@ -34,9 +34,9 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         if not isinstance(self.patience, int) or self.patience < 1:
             raise ValueError(f"patience: expected an integer >= 1, got {self.patience!r}.")
-        if not self.min_delta >= 0:
+        if not isinstance(self.min_delta, (int, float)) or not self.min_delta >= 0:
             raise ValueError(f"min_delta: expected a number >= 0, got {self.min_delta!r}.")
-        if self.mode not in (None, "min", "max"):
+        if self.mode is not None and not (isinstance(self.mode, str) and self.mode in ("min", "max")):
             raise ValueError(f"mode: expected 'min' or 'max', got {self.mode!r}.")
 
 

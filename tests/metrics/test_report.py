@@ -12,7 +12,7 @@ from pyro_vsd.metrics import Report, Stream, report
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 DETECTION = ["fpr_at_95_tpr", "detection_error", "auroc", "aupr_in", "aupr_out"]
-CLASSIFICATION = ["accuracy", "error_rate", "nll", "brier", "ece", "adaptive_ece", "classwise_ece"]
+CLASSIFICATION = ["accuracy", "error_rate", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc"]
 REGRESSION = ["rmse", "log_likelihood", "crps", "coverage", "calibration_error"]
 
 

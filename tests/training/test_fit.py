@@ -542,7 +542,7 @@ def test_resuming_something_else(tmp_path):
     run.fit(1)
     with pytest.raises(ValueError, match="seed: expected 0, with which .*run.ckpt' was begun, got 1"):
         Run(checkpoint=path).fit(1, seed=1)
-    with pytest.raises(ValueError, match=r"the number of rows \[10, 24\] with which the epoch .*got \[5, 24\]"):
+    with pytest.raises(ValueError, match=r"rows and accumulate \[10, 24, 1\] with which the epoch .*got \[5, 24, 1\]"):
         Run(checkpoint=path).fit(1, batch_size=5)
     save_checkpoint(path, model=run.model, guide=run.guide)
     with pytest.raises(ValueError, match="checkpoint: expected a file written by fit, got .*which was not"):

@@ -1,12 +1,16 @@
 """What the two processes of ``test_distributed.py`` do; a module of its own, since they import it anew."""
 
+import contextlib
+import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyro
 import pyro.distributions as pyro_dist
+import pyro.optim
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -14,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import pyro_vsd as vsd
-from pyro_vsd.training import distributed, fit
+from pyro_vsd.training import distributed, fit, loop
 from tests.training import cases
 
 WORLD = 2
@@ -80,6 +84,11 @@ def training(rank: int) -> dict[str, Tensor]:
     return {"noise": noise, "losses": torch.stack(losses), **cases.values(model, guide)}
 
 
+def by_torchrun(rank: int) -> dict[str, Any]:
+    """A loop of one's own, then ``fit``."""
+    return {"own": training(rank), "fit": fitted(epochs=3, batch_size=4)}
+
+
 def hand_written(rank: int) -> dict[str, Tensor]:
     data = cases.data()
     guide = vsd.VSDGuide(counts).setup(data.x, data.y.abs().round())
@@ -108,21 +117,96 @@ def prediction(rank: int) -> dict[str, Any]:
     return result
 
 
+class Recorder(vsd.VSD_ELBO):
+    """Keeps each loss of its own process; at a step, presses Ctrl-C in it."""
+
+    def __init__(self, press: int = -1, **options: Any):
+        super().__init__(**options)
+        self.press, self.losses = press, []
+
+    def differentiable_loss(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.step == self.press:
+            os.kill(os.getpid(), signal.SIGINT)
+        loss = super().differentiable_loss(*args, **kwargs)
+        self.losses.append(loss.detach())
+        return loss
+
+
+def fitted(alpha: float = 0.2, data: Any = None, make: Any = None, **options: Any) -> dict[str, Any]:
+    """One call of ``fit`` and all that came of it. Processes start elsewhere, which ``fit`` brings together."""
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+    model = (make or cases.regressor)()
+    guide = vsd.VSDGuide(model, init_alpha=alpha)
+    elbo = options.pop("elbo", None) or Recorder(kl_weight=vsd.infer.linear_warmup(5))
+    torch.manual_seed(7)  # as scripts do, the same in all: without a seed of its own fit gives each its noise
+    history = fit(model, guide, cases.data() if data is None else data, elbo=elbo, **{"seed": 0, **options})
+    return {
+        "values": cases.values(model, guide), "history": list(history), "stopped": history.stopped, "step": elbo.step,
+        "best_epoch": history.best_epoch, "losses": torch.stack(elbo.losses) if elbo.losses else None,
+    }  # fmt: skip
+
+
+def sgd(groups: Any) -> torch.optim.Optimizer:
+    """Adam would make differences in rounding as large as steps where a gradient is next to nothing."""
+    return torch.optim.SGD(groups, lr=1e-4)
+
+
+def shared_loader() -> DataLoader[Any]:
+    pairs = TensorDataset(cases.data().x, cases.data().y)
+    return DataLoader(pairs, batch_size=6, sampler=DistributedSampler(pairs))
+
+
+def fitting(rank: int) -> dict[str, Any]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    folder = Path(os.environ["FOLDER"])
+    run = {"epochs": 4, "batch_size": 4, "make": cases.batch_norm, "validation": cases.data()}
+    result: dict[str, Any] = {
+        "quiet": fitted(1e-24, epochs=3, batch_size=6, optimizer=sgd),
+        "accumulated": fitted(1e-24, epochs=3, batch_size=3, accumulate=2, optimizer=sgd),
+        "loader": fitted(data=shared_loader(), epochs=2, validation=shared_loader()),
+        "unseeded": fitted(epochs=1, seed=None),
+        "measured": fitted(1e-24, epochs=1, batch_size=12, optimizer=sgd, validation=cases.data(25)),
+        "callback": fitted(epochs=9, callbacks=[lambda history: rank == 1 and len(history) == 2]),
+        "early": fitted(epochs=50, validation=(lambda *_: {"nll": float(rank)}), early_stopping=3),
+    }
+    saves = []
+    loop.save_checkpoint = lambda *args, **kwargs: (saves.append(1), vsd.save_checkpoint(*args, **kwargs))
+    for name, press in (("whole", -1), ("interrupted", 7), ("resumed", -1)):
+        elbo = Recorder(press if rank == 1 else -1, kl_weight=vsd.infer.linear_warmup(5))
+        path = None if name == "whole" else folder / "run.ckpt"
+        result[name] = fitted(elbo=elbo, checkpoint=path, **run)
+    result["saves"] = len(saves)
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        fitted(epochs=1, progress=True)
+    result["shown"] = shown.getvalue()
+    spoilt = cases.data()
+    spoilt.y[[1]] = float("nan")
+    uneven = [(cases.data().x, cases.data().y)] * (2 + rank)
+    plain = DataLoader(TensorDataset(cases.data().x, cases.data().y))
+    result["errors"] = {
+        "spoilt": message(lambda: fitted(data=spoilt, epochs=1, batch_size=12)),
+        "uneven": message(lambda: fitted(data=uneven, epochs=1)),
+        "plain": message(lambda: fitted(data=plain, epochs=1)),
+        "pyro": message(lambda: fitted(epochs=1, optimizer=pyro.optim.Adam({}))),
+    }
+    return result
+
+
+def message(call: Any) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def errors(rank: int) -> dict[str, str]:
-    result = {}
     model, guide = build(0.2)
     x = torch.zeros(4, cases.D)
-    calls = {
-        "options": lambda: distributed.predict(model, guide, x, num_samples=0),
-        "inputs": lambda: distributed.predict(model, guide, "x"),
-        "fit": lambda: fit(model, guide, cases.data(), epochs=1),
+    return {
+        "options": message(lambda: distributed.predict(model, guide, x, num_samples=0)),
+        "inputs": message(lambda: distributed.predict(model, guide, "x")),
     }
-    for name, call in calls.items():
-        try:
-            call()
-        except ValueError as error:
-            result[name] = str(error)
-    return result
 
 
 def main(rank: int, task: str, folder: str) -> None:
@@ -131,6 +215,7 @@ def main(rank: int, task: str, folder: str) -> None:
 
 
 def _work(task: str, folder: str, **meeting: Any) -> None:
+    os.environ["FOLDER"] = folder
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", **meeting)
@@ -142,4 +227,4 @@ def _work(task: str, folder: str, **meeting: Any) -> None:
 
 
 if __name__ == "__main__":  # by torchrun, which says in the environment who is who
-    _work("training", sys.argv[1])
+    _work("by_torchrun", sys.argv[1])
