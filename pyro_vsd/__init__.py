@@ -10,7 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import baselines, datasets, distributions, infer, metrics, nn, ops, training
+from pyro_vsd import baselines, datasets, diagnosis, distributions, infer, metrics, nn, ops, training
+from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.distributions import coherent
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -31,6 +32,8 @@ __all__ = [
     "baselines",
     "coherent",
     "datasets",
+    "diagnose",
+    "diagnosis",
     "distributions",
     "fit",
     "infer",

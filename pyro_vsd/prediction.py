@@ -158,6 +158,7 @@ class ClassificationPrediction(Prediction):
     @classmethod
     def from_samples(cls, samples: Tensor) -> ClassificationPrediction:
         """From each sample's probabilities ``(S, N, C)``, which are kept."""
+        _check_numbers("samples", samples)
         if samples.dim() != 3 or len(samples) < 1:
             raise ValueError(f"expected samples of shape (S, N, C) with S of at least 1, got {tuple(samples.shape)}.")
         samples = samples.detach()
@@ -247,6 +248,7 @@ class RegressionPrediction(Prediction):
     @classmethod
     def from_samples(cls, samples: Tensor, scales: Tensor) -> RegressionPrediction:
         """From each sample's mean, ``(S, N)`` or ``(S, N, D)``, and standard deviation, broadcast to it. Keeps both."""
+        _check_numbers("samples", samples)
         if samples.dim() not in (2, 3) or len(samples) < 1:
             raise ValueError(
                 f"expected samples of shape (S, N) or (S, N, D) with S of at least 1, got {tuple(samples.shape)}."
@@ -303,7 +305,10 @@ class RegressionPrediction(Prediction):
         :param q: a level strictly between 0 and 1, or ``Q`` of them in one dimension.
         """
         samples, scales = self.require_samples("quantile")
-        levels = torch.as_tensor(q, dtype=torch.float64, device=samples.device)
+        try:
+            levels = torch.as_tensor(q, dtype=torch.float64, device=samples.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"expected q as numbers strictly between 0 and 1, got {q!r}.") from None
         if levels.dim() > 1 or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"expected q strictly between 0 and 1, a number or one dimension of them, got {q}.")
         flat = levels.reshape(-1)
@@ -321,7 +326,7 @@ class RegressionPrediction(Prediction):
         >>> round(upper.item(), 4)
         1.96
         """
-        if not 0 < level < 1:
+        if not isinstance(level, (int, float)) or not 0 < level < 1:
             raise ValueError(f"expected level strictly between 0 and 1, got {level}.")
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
@@ -375,6 +380,13 @@ def check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
     return labels
 
 
+def _check_numbers(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"expected {name} as a tensor, got {type(value).__name__}.")
+    if not value.is_floating_point():
+        raise ValueError(f"expected {name} of floating-point numbers, got {value.dtype}.")
+
+
 def _shaped(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(value.shape) != tuple(shape):
         raise ValueError(f"expected {name} of shape {tuple(shape)}, got {tuple(value.shape)}.")
@@ -382,6 +394,7 @@ def _shaped(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _broadcast_scales(scales: Tensor, samples: Tensor) -> Tensor:
+    _check_numbers("scales", scales)
     if not bool((scales > 0).all()):
         raise ValueError(f"expected positive scales, got a smallest of {scales.min().item()}.")
     try:

@@ -201,7 +201,7 @@ class GuideMethod(Method):
     """A method that is a Pyro model, a guide and an ELBO, trained in the ELBO's differentiable form by one optimiser.
 
     A subclass's ``build`` calls :meth:`observed` for the model and :meth:`compose` for the whole. When it returns, the
-    guide must have all its parameters: those of ``vsd`` do; one of Pyro's, made for :func:`latent_sites_of` the model,
+    guide must have all its parameters: those of ``vsd`` do; one of Pyro's, made for ``latent_sites_of`` the model,
     has them after a call ``guide()`` inside :meth:`own_store`.
     """
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+from torch.nn.utils import clip_grad_norm_, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from pyro_vsd.baselines.protocol import NetworkMethod, call, gaussian_penalty
@@ -74,7 +74,7 @@ class SWAG(NetworkMethod):
         self.start, self.period, self.momentum, self.max_norm = start, period, momentum, max_norm
         self.scale, self.prior_scale, self.rows_seen = scale, prior_scale, 0
         self.average = AveragedModel(net).requires_grad_(False)
-        size = parameters_to_vector(net.parameters()).detach()
+        size = _vector(net.parameters()).detach()
         self.register_buffer("squares", torch.zeros_like(size))  # of deviations, summed
         self.register_buffer("deviations", size.new_zeros(max_rank, len(size)))
         self.batch_norm_data: Iterable[Any] | None = None
@@ -108,7 +108,7 @@ class SWAG(NetworkMethod):
     @property
     def mean(self) -> Tensor:
         """The mean of the snapshots, all parameters in one vector ``(D,)``."""
-        return parameters_to_vector(self.average.parameters())
+        return _vector(self.average.parameters())
 
     @property
     def variance(self) -> Tensor:
@@ -119,7 +119,7 @@ class SWAG(NetworkMethod):
     def collect(self) -> None:
         """Takes a snapshot of the network; ``step`` does so by itself once per period."""
         number = self.num_snapshots
-        current = parameters_to_vector(self.net.parameters())
+        current = _vector(self.net.parameters())
         before = current - self.mean
         self.average.update_parameters(self.net)
         after = current - self.mean
@@ -175,3 +175,8 @@ class SWAG(NetworkMethod):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         self.rows_seen = int(state["rows_seen"])
+
+
+def _vector(parameters: Iterable[Tensor]) -> Tensor:
+    """All parameters in one vector; unlike ``parameters_to_vector`` of torch, also those stored with channels last."""
+    return torch.cat([p.reshape(-1) for p in parameters])

@@ -6,11 +6,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_vectors", "broadcast_noise", "event_axis", "expanded_batch", "finite", "positive_finite", "unit_shaped"]
+__all__ = [
+    "as_vectors",
+    "broadcast_noise",
+    "event_axis",
+    "expanded_batch",
+    "finite",
+    "floating",
+    "positive_finite",
+    "unit_shaped",
+]
+
+
+def floating(name: str, value: Any) -> None:
+    """Raises where a value is not a tensor of real floating-point numbers, or is one without entries."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}.")
+    if not value.is_floating_point():
+        raise ValueError(f"{name}: expected floating-point numbers, got {value.dtype}.")
+    if value.numel() == 0:
+        raise ValueError(f"{name}: expected at least one entry, got shape {tuple(value.shape)}.")
 
 
 def as_vectors(vectors: Tensor | None, alpha: Tensor) -> Tensor:
     """``vectors (..., T, K)`` that fit ``alpha (..., K)``; ``None`` means T = 0."""
+    floating("alpha", alpha)
     if alpha.dim() < 1:
         raise ValueError(
             f"alpha: expected a shape (..., K), got {tuple(alpha.shape)}. Give one droprate per noise unit, for "
@@ -19,11 +39,15 @@ def as_vectors(vectors: Tensor | None, alpha: Tensor) -> Tensor:
     K = alpha.shape[-1]
     if vectors is None:
         return alpha.new_zeros(0, K)
+    if not isinstance(vectors, Tensor) or vectors.shape[-2:-1] != (0,):
+        floating("vectors", vectors)
     if vectors.dim() < 2 or vectors.shape[-1] != K:
         raise ValueError(
             f"vectors: expected a shape (..., T, {K}) to fit alpha of shape {tuple(alpha.shape)}, got "
             f"{tuple(vectors.shape)}. T = 0 (no reflection) is vectors of shape (0, {K}), or None."
         )
+    if 0 in vectors.shape[:-2]:
+        raise ValueError(f"vectors: expected a batch shape without zeros, got shape {tuple(vectors.shape)}.")
     if vectors.dtype != alpha.dtype:
         raise ValueError(f"vectors: expected the dtype of alpha, {alpha.dtype}, got {vectors.dtype}.")
     return vectors
@@ -50,7 +74,11 @@ def expanded_batch(old: torch.Size, new: Any) -> torch.Size:
 
 def event_axis(noise_dim: int, event_dim: int, shape: torch.Size, name: str = "noise_dim") -> int:
     """``noise_dim`` as a negative axis of an event of ``event_dim`` dimensions."""
-    if not isinstance(noise_dim, numbers.Integral) or not -event_dim <= noise_dim < event_dim:
+    if (
+        not isinstance(noise_dim, numbers.Integral)
+        or isinstance(noise_dim, bool)
+        or not -event_dim <= noise_dim < event_dim
+    ):
         raise ValueError(
             f"{name}: expected an axis of the event {tuple(shape[len(shape) - event_dim:])}, from {-event_dim} to "
             f"{event_dim - 1}, got {noise_dim!r}."

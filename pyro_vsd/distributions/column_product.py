@@ -7,7 +7,16 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, event_axis, expanded_batch, finite, unit_shaped
+from pyro_vsd.distributions.checks import (
+    as_vectors,
+    broadcast_noise,
+    event_axis,
+    expanded_batch,
+    finite,
+    floating,
+    positive_finite,
+    unit_shaped,
+)
 from pyro_vsd.distributions.householder_normal import HouseholderNormal
 from pyro_vsd.ops.householder import CompactWY, compact_wy, covariance_diag
 from pyro_vsd.ops.noise import structured_noise
@@ -54,10 +63,13 @@ class ColumnProduct(TorchDistribution):
         event_dim: int | None = None,
         validate_args: bool | None = None,
     ):
+        floating("theta", theta)
         vectors = as_vectors(vectors, alpha)
         noise_batch = broadcast_noise(alpha, vectors)
         if event_dim is None:
             event_dim = max(2, theta.dim() - len(noise_batch))
+        if not isinstance(event_dim, int):
+            raise TypeError(f"event_dim: expected an integer or None, got {event_dim!r}.")
         if not 2 <= event_dim <= theta.dim():
             raise ValueError(
                 f"theta: expected a weight of rank 2 or more, got shape {tuple(theta.shape)} with event_dim "
@@ -81,6 +93,8 @@ class ColumnProduct(TorchDistribution):
         super().__init__(batch_shape, theta.shape[theta.dim() - event_dim :], validate_args=validate_args)
         if self._validate_args:
             finite("theta", theta)
+            positive_finite("alpha", alpha)
+            finite("vectors", vectors)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:

@@ -1,9 +1,19 @@
 """The KL terms in which the prior's scale has been replaced by its optimum."""
 
+import numbers
+
 import torch
 from torch import Tensor
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, event_axis, finite, positive_finite, unit_shaped
+from pyro_vsd.distributions.checks import (
+    as_vectors,
+    broadcast_noise,
+    event_axis,
+    finite,
+    floating,
+    positive_finite,
+    unit_shaped,
+)
 from pyro_vsd.ops.householder import compact_wy, covariance_diag
 from pyro_vsd.ops.noise import noise_terms
 
@@ -51,6 +61,8 @@ def beta_star(theta: Tensor, alpha: Tensor, vectors: Tensor | None = None, noise
     vectors = as_vectors(vectors, alpha)
     positive_finite("alpha", alpha)
     finite("vectors", vectors)
+    floating("theta", theta)
+    finite("theta", theta)
     if theta.dim() < 2:
         raise ValueError(f"theta: expected a weight of rank 2 or more, got shape {tuple(theta.shape)}.")
     event_dim = max(2, theta.dim() - len(broadcast_noise(alpha, vectors)))
@@ -89,6 +101,7 @@ def hierarchical_kl(
     """
     kl = empirical_bayes_kl(alpha, vectors, num_columns)
     for name, value in (("z_loc", z_loc), ("z_scale", z_scale)):
+        floating(name, value)
         if value.shape[-1:] != alpha.shape[-1:]:
             raise ValueError(f"{name}: expected a shape (..., {alpha.shape[-1]}), got {tuple(value.shape)}.")
     try:
@@ -114,5 +127,5 @@ def hierarchical_terms(z_loc: Tensor, z_scale: Tensor, beta: str) -> Tensor:
 
 
 def _check_columns(num_columns: float) -> None:
-    if isinstance(num_columns, torch.Tensor) or not num_columns > 0:
+    if not isinstance(num_columns, numbers.Real) or not 0 < float(num_columns) < float("inf"):
         raise ValueError(f"num_columns: expected a positive number, got {num_columns!r}.")

@@ -1,6 +1,7 @@
 """The law of the noise itself: a Gaussian whose covariance is turned by Householder reflections."""
 
 import math
+import numbers
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, expanded_batch
+from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, expanded_batch, finite, positive_finite
 from pyro_vsd.ops.householder import CompactWY, compact_wy, covariance_diag, dense
 
 __all__ = ["HouseholderNormal"]
@@ -21,7 +22,7 @@ class HouseholderNormal(TorchDistribution):
               U = H_T \cdots H_1, \quad H_t = I - 2 \frac{v_t v_t^\top}{\lVert v_t \rVert^2}
 
     With ``loc = 1`` this is the dropout noise :math:`\xi` of the paper. A draw costs :math:`O(TK)`, the density and
-    the variance :math:`O(K T^2)`; no ``K × K`` matrix is formed but for :attr:`covariance_matrix`.
+    the variance :math:`O(K T^2)`; no ``K × K`` matrix is formed but for ``covariance_matrix``.
 
     :param loc: a number, or ``batch_shape + (K,)``.
     :param alpha: variances before the rotation (droprates), ``batch_shape + (K,)``, positive.
@@ -47,6 +48,8 @@ class HouseholderNormal(TorchDistribution):
     ):
         vectors = as_vectors(vectors, alpha)
         K = alpha.shape[-1]
+        if not isinstance(loc, (Tensor, numbers.Real)) or (isinstance(loc, Tensor) and loc.is_complex()):
+            raise TypeError(f"loc: expected a number or a tensor of real numbers, got {loc!r}.")
         loc = torch.as_tensor(loc, dtype=alpha.dtype, device=alpha.device)
         if loc.dim() == 0:
             loc = loc.expand(K)
@@ -63,6 +66,10 @@ class HouseholderNormal(TorchDistribution):
         self.loc, self.alpha, self.vectors = loc, alpha, vectors
         self._wy: CompactWY | None = None
         super().__init__(batch_shape, torch.Size((K,)), validate_args=validate_args)
+        if self._validate_args:
+            finite("loc", loc)
+            positive_finite("alpha", alpha)
+            finite("vectors", vectors)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "HouseholderNormal":
         new = self._get_checked_instance(HouseholderNormal, _instance)
@@ -121,8 +128,8 @@ class HouseholderNormal(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        N, S = self.wy
         x = (value - self.loc).unsqueeze(-2)  # (..., 1, K)
+        N, S = (part.to(x.dtype) for part in self.wy)  # a value may be of higher precision
         x = (x - ((x @ N.mT) @ S) @ N).squeeze(-2)  # Uᵀ (value − loc)
         half = 0.5 * (x.square() / self.alpha + self.alpha.log() + math.log(2 * math.pi))
         return -half.sum(-1).expand(torch.broadcast_shapes(half.shape[:-1], self.batch_shape))

@@ -48,6 +48,12 @@ def _check_channel(x: Tensor, axis: int, size: int, draw: Draw) -> None:
         )
 
 
+def _check_dtype(x: Tensor, draw: Draw) -> None:
+    dtype = draw.law.theta.dtype
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(f"{draw.name}: expected an input of {dtype}, as the weight is, got {x.dtype}.")
+
+
 def _unusable(x: Any, draw: Draw) -> bool:
     """Whether the noise cannot follow: the dense draw serves then."""
     return isinstance(x, LazyWeight) or (isinstance(x, ParticleTensor) and not draw.particles)
@@ -63,11 +69,12 @@ def _linear(
     """
     draw = weight.draw
     law = draw.law
-    if len(law.event_shape) != 2 or _unusable(x, draw) or x.dim() == 0:
+    if len(law.event_shape) != 2 or _unusable(x, draw):
         return NotImplemented
     theta_is_qk = weight_is_qk != weight.transposed
     theta = law.theta if theta_is_qk else law.theta.mT  # (..., Q, K)
     _check_channel(x, -1, theta.shape[-1], draw)
+    _check_dtype(x, draw)
     noise_on_input = law.noise_dim == (-1 if theta_is_qk else -2)
     if theta.dim() > 2 and not isinstance(x, ParticleTensor):
         rows = x.shape[-2:] if as_matmul else x.shape
@@ -159,14 +166,15 @@ def _convolution(func: Any, x: Any, weight: Any, bias: Any, groups: int, transpo
             f"{draw.name}: expected an input of rank {rank} (or {rank - 1} unbatched) for a weight of shape "
             f"{tuple(law.event_shape)}, got shape {tuple(x.shape)}."
         )
+    _check_dtype(x, draw)
     channel = 1 - rank
     examples = 0 if inner == rank else -1
     # The axis that groups split is shared by all of them: unit k serves the k-th channel of every group.
     split_axis = 1
     on_output = (axis == 0) != transposed
     tiles = groups if axis == split_axis else 1
+    _check_channel(x, channel, law.event_shape[0] if transposed else law.event_shape[1] * groups, draw)
     if not on_output:
-        _check_channel(x, channel, law.num_units * tiles, draw)
         fused = bias is None or bias.dim() == 1
         x = _noise_on(x, draw, channel, examples, tiles)
         out = _call_flat(x, rank, lambda v: call(v, law.theta, bias if fused else None))

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -54,6 +55,12 @@ class PlatelessTensor(ParticleTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CHANNELS_SECOND:
+            raise ValueError(
+                f"expected functions that take samples as leading dimensions, got {func.__name__} on shape "
+                f"{tuple(args[0].shape)}, where it would take rows for channels. Use vsd.predict, or "
+                "Predictive(parallel=False)."
+            )
         if func in _ELEMENTWISE:
             dims = max(a.dim() for a in args if isinstance(a, ParticleTensor))
             samples = next(a.shape[0] for a in args if isinstance(a, ParticleTensor))
@@ -302,6 +309,8 @@ def getters(*names: str) -> set[Any]:
     return {getattr(Tensor, name).__get__ for name in names}
 
 
+# With as many rows as channels these would go on with wrong numbers; most others raise by themselves.
+_CHANNELS_SECOND: set[Any] = {F.batch_norm, F.group_norm, F.instance_norm}
 _ELEMENTWISE: set[Any] = {
     getattr(owner, name)
     for owner in (torch, Tensor)

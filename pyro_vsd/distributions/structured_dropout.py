@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_vsd.distributions.checks import positive_finite
+from pyro_vsd.distributions.checks import floating, positive_finite
 from pyro_vsd.distributions.column_product import ColumnProduct
 from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight
 from pyro_vsd.ops.noise import NoiseTerms, noise_terms
@@ -17,7 +17,7 @@ class StructuredDropout(ColumnProduct):
     r"""Structured dropout of a weight: :math:`W = \operatorname{diag}(z \odot \xi)\, \Theta` with
     :math:`\xi \sim \mathcal N(1, U \operatorname{diag}(\alpha) U^\top)`, one :math:`\xi` for a whole draw.
 
-    **What** :meth:`log_prob` **is.** For ``Q > 1`` columns a draw is a function of ``K`` numbers in a space of ``K Q``,
+    **What** ``log_prob`` **is.** For ``Q > 1`` columns a draw is a function of ``K`` numbers in a space of ``K Q``,
     so the law of the draws, :math:`q_t`, has *no joint density*. ``log_prob``, ``entropy`` and the KL are those of
     the column product :math:`q^*` (:class:`ColumnProduct`), which has the same marginal for each column. That is what
     the objective pays for, and it is unbiased: :math:`\log q^*` is a sum over columns, so
@@ -77,6 +77,7 @@ class StructuredDropout(ColumnProduct):
         return new
 
     def _set_scale(self, scale: Tensor) -> None:
+        floating("scale", scale)
         if scale.dim() < 1 or scale.shape[-1] != self.num_units:
             raise ValueError(f"scale: expected a shape (..., {self.num_units}), got {tuple(scale.shape)}.")
         if self._validate_args:

@@ -4,6 +4,7 @@ Guide and ELBO know a weight by the class of its prior; the networks state their
 """
 
 import math
+import numbers
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import event_axis, expanded_batch, positive_finite, unit_shaped
+from pyro_vsd.distributions.checks import event_axis, expanded_batch, floating, positive_finite, unit_shaped
 
 __all__ = ["ScaleMixtureNormal", "WeightNormal", "WeightPrior"]
 
@@ -39,11 +40,13 @@ class WeightPrior(TorchDistribution):
         input_dim: int | None = None,
         **kwargs: Any,
     ):
-        shape = torch.Size(shape)
+        shape = _as_shape(shape)
         if len(shape) < 2:
             raise ValueError(f"shape: expected a weight of rank 2 or more, got {tuple(shape)}.")
         self.noise_dim = None if noise_dim is None else event_axis(noise_dim, len(shape), shape)
         self.input_dim = None if input_dim is None else event_axis(input_dim, len(shape), shape, "input_dim")
+        if init is not None:
+            floating("init", init)
         if init is not None and init.shape != shape:
             raise ValueError(f"init: expected shape {tuple(shape)}, got {tuple(init.shape)}.")
         self.init = init
@@ -101,6 +104,22 @@ class WeightPrior(TorchDistribution):
         return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
 
 
+def _as_shape(shape: Any) -> torch.Size:
+    """A weight's shape as a Size, its sizes positive."""
+    try:
+        size = torch.Size(shape)
+    except TypeError:
+        raise TypeError(f"shape: expected the sizes of a weight, got {shape!r}.") from None
+    if any(n < 1 for n in size):
+        raise ValueError(f"shape: expected positive sizes, got {tuple(size)}.")
+    return size
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number or a tensor, got {value!r}.")
+
+
 class WeightNormal(WeightPrior):
     r"""The Gaussian prior :math:`W_{ij} \sim \mathcal N(0, \sigma^2)` of a weight.
 
@@ -124,10 +143,14 @@ class WeightNormal(WeightPrior):
         input_dim: int | None = None,
         validate_args: bool | None = None,
     ):
+        if init is not None:
+            floating("init", init)
         like = init if init is not None else torch.get_default_dtype()
         if not isinstance(scale, Tensor):
+            _check_number("scale", scale)
             dtype, device = (like.dtype, like.device) if isinstance(like, Tensor) else (like, None)
             scale = torch.tensor(scale, dtype=dtype, device=device)
+        floating("scale", scale)
         self.scale = scale
         super().__init__(torch.Size(), shape, noise_dim, init, input_dim, validate_args=validate_args)
         self._check_broadcasts("scale", scale)
@@ -171,8 +194,13 @@ class ScaleMixtureNormal(WeightPrior):
         validate_args: bool | None = None,
     ):
         if noise_dim is None:
-            raise ValueError(f"noise_dim: expected the axis of the weight {tuple(shape)} along which z runs, got None.")
-        if empirical_bayes not in ("paper", "full"):
+            raise ValueError(f"noise_dim: expected the axis of the weight {shape} along which z runs, got None.")
+        floating("z", z)
+        if isinstance(beta, Tensor):
+            floating("beta", beta)
+        else:
+            _check_number("beta", beta)
+        if not isinstance(empirical_bayes, str) or empirical_bayes not in ("paper", "full"):
             raise ValueError(f"empirical_bayes: expected 'paper' or 'full', got {empirical_bayes!r}.")
         self.z, self.beta, self.empirical_bayes, self.z_name = z, beta, empirical_bayes, z_name
         super().__init__(z.shape[:-1], shape, noise_dim, init, validate_args=validate_args)

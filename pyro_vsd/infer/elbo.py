@@ -1,6 +1,7 @@
 """The objective: expected log-likelihood under structured dropout, minus a KL with the prior's scale optimised out."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch.distributions import Independent, LogNormal, Normal, kl_divergence
 
 from pyro_vsd.distributions import ScaleMixtureNormal, StructuredDropout, WeightPrior
 from pyro_vsd.distributions.empirical_bayes import hierarchical_terms
+from pyro_vsd.infer.options import check_choice
 from pyro_vsd.infer.parameters import OwnParameters
+from pyro_vsd.infer.particles import why_not_vectorized
 
 __all__ = ["VSD_ELBO"]
 
@@ -32,7 +35,8 @@ class VSD_ELBO(ELBO):
     weight's Gaussian prior has been replaced by its optimum, and the KL is that of the column product.
 
     :param num_particles: draws per step.
-    :param vectorize_particles: all draws in one pass, where the network's other layers accept a leading dimension.
+    :param vectorize_particles: all draws in one pass, where the network's other layers accept a leading dimension. That
+        is tried at the first call; where they do not, a warning says so and the draws are made in a loop.
     :param max_plate_nesting: as for Pyro's ELBOs; an ELBO remembers it, so make one for each model.
     :param kl_weight: λ, a number or a schedule ``step -> weight`` (:mod:`pyro_vsd.infer.schedules`).
     :param kl_scale: ``"unit"`` divides each replaced KL by its own Q: the KL of the noise itself; ``"weight"`` is the
@@ -40,7 +44,7 @@ class VSD_ELBO(ELBO):
     :param prior: ``"empirical_bayes"`` replaces zero-mean Gaussian priors of weights by their optimum; ``"model"``
         takes the stated priors, in closed form where there is one.
 
-    After each evaluation :attr:`terms` holds ``{"loss", "log_likelihood", "kl_weight", "kl": {site: …}}``: detached
+    After each evaluation ``terms`` holds ``{"loss", "log_likelihood", "kl_weight", "kl": {site: …}}``: detached
     tensors, for the full data, with ``loss = -log_likelihood + kl_weight * sum(kl)``.
 
     >>> import pyro, pyro_vsd as vsd
@@ -63,14 +67,19 @@ class VSD_ELBO(ELBO):
     ):
         if not isinstance(num_particles, int) or num_particles < 1:
             raise ValueError(f"num_particles: expected an integer >= 1, got {num_particles!r}.")
-        if kl_scale not in ("unit", "weight"):
-            raise ValueError(f"kl_scale: expected 'unit' or 'weight', got {kl_scale!r}.")
-        if prior not in ("empirical_bayes", "model"):
-            raise ValueError(f"prior: expected 'empirical_bayes' or 'model', got {prior!r}.")
+        check_choice("kl_scale", kl_scale, ("unit", "weight"))
+        check_choice("prior", prior, ("empirical_bayes", "model"))
         if not callable(kl_weight) and not (isinstance(kl_weight, (int, float)) and 0 <= kl_weight < math.inf):
             raise ValueError(f"kl_weight: expected a number >= 0 or a function of the step, got {kl_weight!r}.")
+        if not isinstance(vectorize_particles, int):
+            raise TypeError(f"vectorize_particles: expected True or False, got {vectorize_particles!r}.")
+        nesting = max_plate_nesting
+        if not (isinstance(nesting, int) and nesting >= 0) and not (isinstance(nesting, float) and nesting == math.inf):
+            raise ValueError(f"max_plate_nesting: expected an integer >= 0 or infinity, got {nesting!r}.")
         super().__init__(
-            num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
+            num_particles=num_particles,
+            vectorize_particles=vectorize_particles,
+            max_plate_nesting=nesting,
         )
         self.kl_weight, self.kl_scale, self.prior = kl_weight, kl_scale, prior
         #: training steps taken; a schedule's argument
@@ -78,6 +87,7 @@ class VSD_ELBO(ELBO):
         self.terms: dict[str, Any] = {}
         self._likelihoods: dict[str, Tensor] = {}
         self._checked: set[tuple[str, torch.Size]] = set()
+        self._vectorized = False  # whether vectorised particles have been tried on the network
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the step."""
@@ -143,7 +153,7 @@ class VSD_ELBO(ELBO):
 
     def _particles(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
         """The loss of each particle, divided by their number."""
-        weight = self.kl_weight(self.step) if callable(self.kl_weight) else self.kl_weight
+        weight = self._scheduled(self.kl_weight) if callable(self.kl_weight) else self.kl_weight
         share = 1.0 / self.num_particles
         log_likelihood: Any = 0.0
         kls: dict[str, Any] = {}
@@ -165,6 +175,18 @@ class VSD_ELBO(ELBO):
             }
             yield total * share if share != 1 else total
 
+    def _scheduled(self, schedule: Callable[[int], float]) -> float:
+        weight = schedule(self.step)
+        try:
+            number = float(weight)
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise ValueError(
+                f"kl_weight: expected the schedule to give a number >= 0, got {weight!r} at step {self.step}."
+            )
+        return number
+
     def _remember(self, model_trace: Any, guide_trace: Any, kl: dict[str, Tensor]) -> None:
         """Detached pieces of the last particle, to find afterwards where a non-finite loss came from."""
         self._kls = {name: value.detach() for name, value in kl.items()}
@@ -174,6 +196,33 @@ class VSD_ELBO(ELBO):
             for name, site in trace.nodes.items()
             if site["type"] == "param"
         }
+
+    def _get_traces(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+        if self.vectorize_particles and self.num_particles > 1 and not self._vectorized:
+            self._try_vectorized(model, guide, args, kwargs)
+        traces: Iterator[tuple[Any, Any]] = super()._get_traces(model, guide, args, kwargs)
+        return traces
+
+    def _try_vectorized(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+        """Goes back to the loop where the network does not take vectorised particles; said once."""
+        nesting = self.max_plate_nesting
+        if nesting == math.inf:
+            with torch.random.fork_rng(devices=[]):
+                self._guess_max_plate_nesting(model, guide, args, kwargs)
+        reason = why_not_vectorized(
+            model,
+            lambda: self._get_trace(model, guide, args, kwargs),
+            lambda: self._get_vectorized_trace(model, guide, args, kwargs),
+            self.num_particles,
+        )
+        self._vectorized = True
+        if reason is not None:
+            self.vectorize_particles, self.max_plate_nesting = False, nesting
+            warnings.warn(
+                f"vectorize_particles: expected a network whose layers take a leading dimension of particles, got one "
+                f"that does not ({reason}). The {self.num_particles} particles are drawn in a loop instead.",
+                stacklevel=2,
+            )
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)

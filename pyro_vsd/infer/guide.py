@@ -47,7 +47,7 @@ class VSDGuide(Saving):
     from a file under the same names are left alone.
 
     :param model: a Pyro model.
-    :param num_reflections: T. Each costs :math:`O(K)` per example.
+    :param num_reflections: the number T of reflections. Each costs :math:`O(K)` per example.
     :param vectors: ``"free"`` parameters, or the paper's networks ``"fc"`` and ``"low_rank"``.
     :param rank: hidden units of the low-rank networks.
     :param init_alpha: the geometric mean of the droprates at the start.
@@ -93,7 +93,7 @@ class VSDGuide(Saving):
         for name, value in (("init_alpha", init_alpha), ("init_vector_scale", init_vector_scale)):
             check_positive(name, value)
         check_positive("init_scale", init_scale)
-        if not init_alpha_spread >= 0:
+        if not isinstance(init_alpha_spread, (int, float)) or not 0 <= init_alpha_spread < math.inf:
             raise ValueError(f"init_alpha_spread: expected a number >= 0, got {init_alpha_spread!r}.")
         super().__init__(model, create_plates=create_plates)
         self.num_reflections = num_reflections

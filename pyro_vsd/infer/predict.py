@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from tqdm import tqdm
@@ -14,7 +15,7 @@ from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
 from pyro_vsd.infer.collect import Collector, make_collector, row_law
 from pyro_vsd.infer.modes import evaluation_mode
-from pyro_vsd.prediction import Prediction
+from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["predict"]
 
@@ -63,8 +64,11 @@ def predict(
     >>> predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
     torch.Size([5, 3])
     """
-    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+    for name, value in (("model", model), ("guide", guide)):
+        if not callable(value):
+            raise TypeError(f"{name}: expected a function or a module, got {type(value).__name__}.")
+    for name, value in (("num_samples", num_samples), ("batch_size", 1 if batch_size is None else batch_size)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
     if seed is not None and (not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
         raise ValueError(f"seed: expected an integer of 64 bits or None, got {seed!r}.")
@@ -100,7 +104,9 @@ def predict(
                 collector.add(flat, law)
                 bar.update(len(flat))
         assert collector is not None
-        return collector.finish()
+        prediction = collector.finish()
+        _check_finite(prediction, inputs)
+        return prediction
 
 
 def _num_rows(inputs: Any) -> int:
@@ -154,7 +160,14 @@ class _Run:
     def law(self, values: dict[str, Any], index: Tensor) -> Any:
         """The observed site's distribution for the rows of ``index``, and the node it came from."""
         chosen = tree_map(lambda v: v[index.to(v.device)] if isinstance(v, Tensor) and v.dim() > 0 else v, self.inputs)
-        trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*chosen)
+        try:
+            with _Fitting(values):
+                trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*chosen)
+        except RuntimeError as error:
+            # what a likelihood says that is asked for a draw: torch's multinomial, for instance
+            if "nan" not in str(error):
+                raise
+            raise ValueError(_not_finite(chosen, 0, str(error))) from error
         nodes = {
             name: node
             for name, node in trace.nodes.items()
@@ -219,6 +232,52 @@ class _Run:
             for start in range(0, self.rows, size):
                 index = torch.arange(start, min(start + size, self.rows))
                 yield sample * self.rows + index, self.law(_again(values, self.fixed), index)["fn"]
+
+
+class _Fitting(Messenger):
+    """Looks whether draws from a guide fit the sites of the model that they are for."""
+
+    def __init__(self, values: dict[str, Any]):
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value, law = self.values.get(msg["name"]), msg["fn"]
+        event_shape = getattr(law, "event_shape", ())
+        if isinstance(value, Tensor) and value.shape[value.dim() - len(event_shape) :] != event_shape:
+            raise ValueError(
+                f"guide: expected a posterior of {msg['name']!r} of event shape {tuple(event_shape)}, got a draw of "
+                f"shape {tuple(value.shape)}. Is it the guide of another model?"
+            )
+
+
+def _check_finite(prediction: Prediction, inputs: Any) -> None:
+    """Never a silent NaN. A likelihood of another kind may have no mean or variance (a Cauchy): it is blamed only where
+    the inputs are not finite either."""
+    known = isinstance(prediction, (ClassificationPrediction, RegressionPrediction))
+    if not known and next(_odd_rows(inputs), None) is None:
+        return
+    sound = prediction.mean.isfinite() & prediction.variance.isfinite()
+    bad = (~sound).reshape(len(prediction), -1).any(-1).nonzero()
+    if len(bad):
+        row = int(bad[0])
+        raise ValueError(_not_finite(inputs, row, f"the mean is {prediction.mean[row].tolist()}"))
+
+
+def _odd_rows(inputs: Any) -> Iterator[int]:
+    """The first row of each input that is not finite."""
+    for leaf in tree_flatten(inputs)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and not bool(leaf.isfinite().all()):
+            yield int((~leaf.isfinite()).reshape(len(leaf), -1).any(-1).nonzero()[0])
+
+
+def _not_finite(inputs: Any, row: int, found: str) -> str:
+    for odd in _odd_rows(inputs):
+        return f"inputs: expected finite numbers, got NaN or infinity in row {odd}: {found}."
+    return (
+        f"expected a finite prediction, got another for row {row}: {found}. Are the parameters finite? Large inputs "
+        "overflow: standardise them."
+    )
 
 
 def _again(values: dict[str, Any], fixed: Set[str] = frozenset()) -> dict[str, Any]:

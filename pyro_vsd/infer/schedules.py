@@ -1,6 +1,7 @@
 """Weights of the KL over training: functions ``step -> weight``."""
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class linear_warmup:
 
     def __post_init__(self) -> None:
         _positive("steps", self.steps)
+        _weight("to", self.to)
 
     def __call__(self, step: int) -> float:
         return self.to * min(1.0, step / self.steps)
@@ -42,6 +44,7 @@ class cosine_warmup:
 
     def __post_init__(self) -> None:
         _positive("steps", self.steps)
+        _weight("to", self.to)
 
     def __call__(self, step: int) -> float:
         return self.to * 0.5 * (1 - math.cos(math.pi * min(1.0, step / self.steps)))
@@ -62,7 +65,8 @@ class cyclical:
 
     def __post_init__(self) -> None:
         _positive("period", self.period)
-        if not 0 < self.ratio <= 1:
+        _weight("to", self.to)
+        if not isinstance(self.ratio, numbers.Real) or not 0 < float(self.ratio) <= 1:
             raise ValueError(f"ratio: expected a number in (0, 1], got {self.ratio!r}.")
 
     def __call__(self, step: int) -> float:
@@ -70,5 +74,10 @@ class cyclical:
 
 
 def _positive(name: str, value: float) -> None:
-    if not value > 0:
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise ValueError(f"{name}: expected a positive number, got {value!r}.")
+
+
+def _weight(name: str, value: float) -> None:
+    if not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name}: expected a number >= 0, got {value!r}.")

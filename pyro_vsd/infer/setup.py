@@ -141,7 +141,7 @@ def make_sites(entries: list[Entry], noise_dims: Mapping[str, int], conv_noise: 
     unknown = set(noise_dims) - {e.name for e in entries if is_weight(e.prior)}
     if unknown:
         weights = [e.name for e in entries if is_weight(e.prior)]
-        raise ValueError(f"noise_dim: expected weights among {weights}, got {sorted(unknown)}.")
+        raise ValueError(f"noise_dim: expected weights among {weights}, got {sorted(unknown, key=str)}.")
     partners: dict[str, str] = {}
     for entry in entries:
         if isinstance(entry.prior, ScaleMixtureNormal):

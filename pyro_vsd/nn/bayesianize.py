@@ -139,7 +139,7 @@ def _check_arguments(net: Any, prior: Any, conv_noise: str) -> None:
         )
     if not (callable(getattr(prior, "weight", None)) and callable(getattr(prior, "scales", None))):
         raise TypeError(f"prior: expected a GaussianPrior or HierarchicalPrior, got {prior!r}.")
-    if conv_noise not in ("out", "in"):
+    if not isinstance(conv_noise, str) or conv_noise not in ("out", "in"):
         raise ValueError(f"conv_noise: expected 'out' or 'in', got {conv_noise!r}.")
 
 

@@ -3,10 +3,14 @@
 All start with Xavier-uniform weights and zero biases, as in the paper.
 """
 
+import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
+
+from pyro_vsd.nn.selection import LAYERS
 
 __all__ = ["alexnet", "convnet", "lenet5", "mlp", "xavier_uniform_"]
 
@@ -19,7 +23,7 @@ def xavier_uniform_(net: nn.Module) -> nn.Module:
     tensor([0., 0., 0.], requires_grad=True)
     """
     for module in net.modules():
-        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+        if isinstance(module, LAYERS):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -36,8 +40,10 @@ def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = nn.ReLU) -> 
     >>> mlp([784, 400, 400, 10])[0]
     Linear(in_features=784, out_features=400, bias=True)
     """
-    if len(sizes) < 2 or any(size < 1 for size in sizes):
-        raise ValueError(f"sizes: expected two or more positive numbers, inputs to outputs, got {list(sizes)}.")
+    if not isinstance(sizes, Sequence) or len(sizes) < 2 or not all(map(_is_size, sizes)):
+        raise ValueError(f"sizes: expected two or more positive numbers, inputs to outputs, got {sizes!r}.")
+    if not callable(activation) or not isinstance(activation(), nn.Module):
+        raise TypeError(f"activation: expected a function that makes a module, such as nn.ReLU, got {activation!r}.")
     layers: list[nn.Module] = []
     for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
         layers += [nn.Linear(inputs, outputs), activation()]
@@ -64,6 +70,7 @@ def convnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     >>> sum(p.numel() for p in convnet().parameters())
     579402
     """
+    check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
     side = _side("image_size", image_size, 2, 2)
     return _sequence(
         conv1=nn.Conv2d(in_channels, 32, 5, padding=2),
@@ -97,10 +104,9 @@ def lenet5(num_classes: int = 10, in_channels: int = 1, image_size: int = 28) ->
     >>> sum(p.numel() for p in lenet5().parameters())
     61706
     """
+    check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
     padding = max(0, (32 - image_size) // 2)
     side = ((image_size + 2 * padding - 4) // 2 - 4) // 2
-    if side < 1 or image_size < 1:
-        raise ValueError(f"image_size: expected a positive size, got {image_size!r}.")
     return _sequence(
         conv1=nn.Conv2d(in_channels, 6, 5, padding=padding),
         relu1=nn.ReLU(),
@@ -136,6 +142,7 @@ def alexnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     >>> sum(p.numel() for p in alexnet().parameters())
     2472266
     """
+    check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
     side = _side("image_size", (image_size - 1) // 4 + 1, 2, 3)
     return _sequence(
         conv1=nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
@@ -161,6 +168,17 @@ class _Flatten(nn.Flatten):
 
     def __init__(self) -> None:
         super().__init__(-3, -1)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raises where one of these is not a positive integer."""
+    for name, value in sizes.items():
+        if not _is_size(value):
+            raise ValueError(f"{name}: expected a positive integer, got {value!r}.")
 
 
 def _side(name: str, size: int, factor: int, times: int) -> int:

@@ -1,6 +1,7 @@
 """What the observation models share: the network, the number of data, the plate, and the list of latent sites."""
 
 import numbers
+import warnings
 from typing import Any
 
 import pyro
@@ -16,6 +17,9 @@ from pyro_vsd.distributions.lazy_weight import ParticleTensor
 
 __all__ = ["ObservationModel"]
 
+# How many batches of num_data rows are compared: two different ones by chance have the same labels, four hardly.
+LOOKS = 4
+
 
 class ObservationModel(PyroModule):
     r"""A Bayesian network with a likelihood: ``model(x, y)`` for training, ``model(x)`` for prediction.
@@ -27,6 +31,9 @@ class ObservationModel(PyroModule):
     for each batch, a short last one included. Without ``y`` there is no scale, and ``y`` is sampled. The observed
     site is ``"y"``, in a plate ``"data"`` at dimension -1.
 
+    Where N is the size of a batch by mistake, N / B is 1 and training goes on, with a prior that weighs far too much.
+    So the first batches of N rows are compared while training, and a warning says when they hold different targets.
+
     :param net: a network from :func:`bayesianize`, or another ``PyroModule`` with ``PyroSample`` weights. It is used,
         not copied.
     :param num_data: N, the number of rows of the whole training set.
@@ -34,6 +41,7 @@ class ObservationModel(PyroModule):
 
     net: nn.Module
     num_data: int
+    _watch: "_BatchWatch"
 
     def __init__(self, net: nn.Module, num_data: int):
         _check_net(net)
@@ -51,6 +59,7 @@ class ObservationModel(PyroModule):
                 module._pyro_context.used = False
         self.net = net
         self.num_data = int(num_data)
+        self._watch = _BatchWatch()
 
     def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
         """Runs the network and samples or scores ``y``.
@@ -59,6 +68,8 @@ class ObservationModel(PyroModule):
         :param y: the targets of this batch, or ``None``.
         :returns: ``y``, or a draw of it.
         """
+        if y is not None and not isinstance(y, Tensor):
+            raise TypeError(f"y: expected a tensor of targets, got {type(y).__name__}.")
         output = self.net(*x) if isinstance(x, tuple) else self.net(x)
         if not isinstance(output, Tensor):
             raise TypeError(
@@ -81,6 +92,8 @@ class ObservationModel(PyroModule):
 
     def _observe(self, law: Any, num_rows: int, y: Tensor | None) -> Tensor:
         if y is None:
+            if num_rows == 0:
+                raise ValueError("x: expected at least one row, got an input for which the network has no output.")
             plate = pyro.plate("data", num_rows, dim=-1)
         else:
             if num_rows == 0:
@@ -90,6 +103,8 @@ class ObservationModel(PyroModule):
                     f"num_data: expected at least the {num_rows} rows of this batch, got num_data={self.num_data}. "
                     "It is the size of the whole training set, not of a batch."
                 )
+            if num_rows == self.num_data and self.training and torch.is_grad_enabled():
+                self._watch.look(y, num_rows)
             # With indices given, Pyro does not draw a permutation of all data in each step.
             plate = pyro.plate("data", self.num_data, subsample=torch.arange(num_rows), dim=-1)
         with plate:
@@ -119,6 +134,40 @@ class ObservationModel(PyroModule):
                         getattr(module, name)
         context.used = used
         return recorder.priors
+
+
+class _BatchWatch:
+    """Warns once where batches of ``num_data`` rows differ: then it is the size of a batch, not of the data.
+
+    Targets are compared in sorted order, since a full batch may come shuffled, and inputs not at all, since they may
+    be augmented. On a GPU each of the few looks waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.of: Any = None
+        self.first: Tensor | None = None
+
+    def look(self, y: Tensor, num_data: int) -> None:
+        if self.of != (num_data, y.dtype):  # the data has grown, as in active learning, or been cast
+            self.looks, self.of, self.first = 0, (num_data, y.dtype), None
+        if self.looks >= LOOKS or torch.compiler.is_compiling():
+            return
+        self.looks += 1
+        # NaN, which may stand for missing targets, is equal to nothing.
+        targets = y.detach().cpu().flatten().nan_to_num().sort().values
+        if self.first is None:
+            self.first = targets
+        elif not torch.equal(self.first, targets):
+            self.looks = LOOKS
+            warnings.warn(
+                f"num_data: expected the number of rows of the whole training set, got {num_data}, the size of a "
+                "batch: batches of that size came with different targets. The prior then weighs as if there were no "
+                "other data. Pass the size of the whole set: num_data=len(train).",
+                stacklevel=2,
+            )
+        if self.looks >= LOOKS:
+            self.first = None
 
 
 class _PriorRecorder(Messenger):

@@ -109,9 +109,9 @@ class HierarchicalPrior:
     precision: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(map(repr, KINDS))}, got {self.kind!r}.")
-        if self.beta not in ("paper", "full"):
+        if not isinstance(self.beta, str) or self.beta not in ("paper", "full"):
             raise ValueError(f"beta: expected 'paper' or 'full', got {self.beta!r}.")
         _positive("a", self.a)
         if self.b is not None:

@@ -64,7 +64,8 @@ class Regressor(ObservationModel):
                 raise ValueError(f"noise: expected a number or one of {', '.join(map(repr, KINDS))}, got {noise!r}.")
         elif not isinstance(noise, numbers.Real) or not 0 < float(noise) < math.inf:
             raise ValueError(f"noise: expected a positive finite standard deviation, got {noise!r}.")
-        if num_outputs is not None and (noise not in ("learned", "latent") or num_outputs < 1):
+        whole = isinstance(num_outputs, numbers.Integral) and not isinstance(num_outputs, bool)
+        if num_outputs is not None and (noise not in ("learned", "latent") or not whole or num_outputs < 1):
             raise ValueError(
                 f"num_outputs: expected a positive number, with learned or latent noise, got {num_outputs!r} with "
                 f"noise={noise!r}."

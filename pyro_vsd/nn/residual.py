@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_vsd.nn.networks import xavier_uniform_
+from pyro_vsd.nn.networks import check_sizes, xavier_uniform_
 
 __all__ = ["preresnet110", "resnet18"]
 
@@ -96,6 +96,7 @@ def resnet18(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
     >>> sum(p.numel() for p in resnet18().parameters())
     11173962
     """
+    check_sizes(num_classes=num_classes, in_channels=in_channels)
     return xavier_uniform_(ResNet(Block, [64, 128, 256, 512], 2, num_classes, in_channels))
 
 
@@ -117,4 +118,5 @@ def preresnet110(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
     >>> sum(p.numel() for p in preresnet110().parameters())
     1730522
     """
+    check_sizes(num_classes=num_classes, in_channels=in_channels)
     return xavier_uniform_(ResNet(PreBlock, [16, 32, 64], 18, num_classes, in_channels))

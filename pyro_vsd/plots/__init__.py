@@ -12,12 +12,15 @@ except ImportError as error:
     ) from error
 
 from pyro_vsd.plots.classification import entropy_cdf, entropy_histogram, ood_roc, reliability
+from pyro_vsd.plots.health import diagnosis
 from pyro_vsd.plots.noise import droprates, noise_covariance
 from pyro_vsd.plots.regression import band
+from pyro_vsd.plots.selective import risk_coverage
 from pyro_vsd.plots.training import elbo_terms
 
 __all__ = [
     "band",
+    "diagnosis",
     "droprates",
     "elbo_terms",
     "entropy_cdf",
@@ -25,4 +28,5 @@ __all__ = [
     "noise_covariance",
     "ood_roc",
     "reliability",
+    "risk_coverage",
 ]

@@ -100,3 +100,15 @@ def test_gradient_is_that_of_the_loss_per_row_and_bounded():
             torch.testing.assert_close(found, list(expected))
         else:
             assert norm.item() == pytest.approx(max_norm, rel=1e-3)
+
+
+def test_memory_format_makes_no_difference():
+    x, y = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
+    net = vsd.nn.convnet(3, image_size=8)
+    predictions = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        method = SWAG(net.to(memory_format=memory_format), num_data=6, start=0, lr=0.1)
+        for _ in range(3):
+            method.step(x.contiguous(memory_format=memory_format), y)
+        predictions.append(method.predict(x, num_samples=4, seed=0).probs)
+    torch.testing.assert_close(predictions[0], predictions[1])

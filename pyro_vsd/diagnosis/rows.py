@@ -1,0 +1,134 @@
+"""Rows of data in whatever form they come: tuples of tensors, ``vsd.datasets.Data``, or a ``DataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rows", "arguments", "concatenated", "count_rows", "mapped"]
+
+# Where neither the caller nor a loader says: what `vsd.fit` takes.
+_BATCH_SIZE = 100
+
+
+class Rows:
+    """Batches of some data, in an order that a seed decides where the data does not decide it.
+
+    :ivar num_rows: rows of the whole, or ``None`` where that is not known.
+    :ivar batch_size: of training: as given, else the loader's own, else that of ``vsd.fit``.
+
+    >>> rows = Rows("data", (torch.arange(5.0), torch.arange(5)), 2)
+    >>> [len(x) for x, y in rows.batches(seed=0, at_most=4)]
+    [2, 2]
+    """
+
+    def __init__(self, name: str, data: Any, batch_size: int | None):
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise ValueError(f"batch_size: expected an integer >= 1 or None, got {batch_size!r}.")
+        self.data, self.num_rows = data, None
+        self._loader = False
+        own = None
+        if isinstance(data, tuple):
+            self.num_rows = count_rows(data, name)
+        elif hasattr(data, "batches"):
+            self.num_rows = len(data)
+        elif hasattr(data, "__iter__") and not isinstance(data, (Tensor, Iterator, dict, str)):
+            self._loader, own = True, getattr(data, "batch_size", None)
+            if isinstance(data, list):
+                self.num_rows = sum(count_rows(batch, name) for batch in data)
+            elif hasattr(getattr(data, "dataset", None), "__len__"):
+                self.num_rows = len(data.dataset)
+        else:
+            raise TypeError(
+                f"{name}: expected vsd.datasets.Data, a tuple (x, y), or a DataLoader, got a {type(data).__name__}."
+            )
+        if self.num_rows == 0:
+            raise ValueError(f"{name}: expected at least one row, got none.")
+        self.batch_size: int = batch_size or own or _BATCH_SIZE
+
+    def batches(self, seed: int, at_most: int, largest: int | None = None) -> Iterator[Any]:
+        """One pass of batches until ``at_most`` rows were seen; none longer than ``largest``."""
+        size = min(self.batch_size, largest or self.batch_size)
+        if self._loader:
+            source: Iterator[Any] = iter(self.data)
+        elif isinstance(self.data, tuple):
+            source = self._cut(size, seed)
+        else:
+            source = self.data.batches(size, seed=seed)
+        seen = 0
+        for batch in source:
+            batch = _first(batch, min(largest or at_most, at_most - seen))
+            seen += count_rows(batch)
+            yield batch
+            if seen >= at_most:
+                return
+
+    def _cut(self, size: int, seed: int) -> Iterator[Any]:
+        assert self.num_rows is not None
+        order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(seed))
+        for start in range(0, self.num_rows, size):
+            index = order[start : start + size]
+            yield mapped(lambda t: t[index.to(t.device)] if t.dim() else t, self.data)  # noqa: B023
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Generators that a loader owns are put back afterwards."""
+        owners = [self.data, getattr(self.data, "sampler", None)] if self._loader else []
+        found = [g for g in (getattr(o, "generator", None) for o in owners) if isinstance(g, torch.Generator)]
+        states = [generator.get_state() for generator in found]
+        try:
+            yield
+        finally:
+            for generator, state in zip(found, states, strict=True):
+                generator.set_state(state)
+
+
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Nested tuples, lists and dicts with the function applied to their tensors."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(function, item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(function, item) for item in value)
+    return value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    mapped(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
+    return found
+
+
+def count_rows(value: Any, name: str = "data") -> int:
+    """Rows of nested tensors, all of which have as many."""
+    sizes = {len(tensor) for tensor in tensors(value) if tensor.dim()}
+    if len(sizes) != 1:
+        shapes = [tuple(tensor.shape) for tensor in tensors(value)]
+        raise ValueError(f"{name}: expected tensors (x, y) with the same number of rows, got shapes {shapes}.")
+    return sizes.pop()
+
+
+def arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the model's arguments, on a device."""
+    batch = mapped(lambda tensor: tensor.to(device), batch)
+    if isinstance(batch, dict):
+        return (), batch
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    raise TypeError(f"data: expected batches (x, y) or dicts of arguments, got a {type(batch).__name__}.")
+
+
+def concatenated(batches: list[Any]) -> Any:
+    """Batches of one structure as one."""
+    parts = zip(*(tensors(batch) for batch in batches), strict=True)
+    whole = iter([torch.cat(part) if part[0].dim() else part[0] for part in parts])
+    return mapped(lambda _: next(whole), batches[0])
+
+
+def _first(batch: Any, number: int) -> Any:
+    return mapped(lambda tensor: tensor[:number] if tensor.dim() else tensor, batch)
