@@ -1,0 +1,247 @@
+"""The UCI tables, from the stored results: the paper's columns beside ours, and paired differences."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from benchmarks.paper import store
+from benchmarks.paper.settings.uci import SETTINGS
+from benchmarks.paper.uci_published import PAPER
+
+__all__ = ["paired", "standing", "tables"]
+
+METRICS = ("rmse", "log_likelihood")
+TITLES = {"rmse": "RMSE (lower is better)", "log_likelihood": "Test log-likelihood (higher is better)"}
+# The differences a reader asks for: variant and list of settings, minus another.
+PAIRS = [
+    (("vsd_t2", "tuned"), ("vd", "tuned")),
+    (("vsd_t2", "default"), ("vd", "default")),
+    (("vsd_t2", "weight"), ("vd", "weight")),
+    (("vsd_t8", "tuned"), ("vsd_t2", "tuned")),
+    (("vsd_t2", "weight"), ("vsd_t2", "unit")),
+    (("vsd_t2", "tuned"), ("vsd_t2", "default")),
+    (("vsd_hierarchical", "tuned"), ("vsd_t2", "tuned")),
+    (("vsd_fc", "tuned"), ("vsd_t2", "tuned")),
+    (("vsd_low_rank", "tuned"), ("vsd_t2", "tuned")),
+    (("vsd_t2", "tuned"), ("mc_dropout", "tuned")),
+    (("vsd_t2", "tuned"), ("map", "tuned")),
+    (("vsd_t2", "tuned"), ("deep_ensemble", "tuned")),
+    (("vsd_t2_svi", "default"), ("vsd_t2", "default")),
+]
+WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit"}
+
+Results = dict[tuple[str, str, int], dict[str, Any]]
+
+
+def load(folder: str | Path) -> Results:
+    """All UCI results by set, variant and seed."""
+    found: Results = {}
+    for setting in SETTINGS:
+        for result in store.load(folder, setting.task):
+            if result["variant"] in setting.variants:
+                found[setting.data, result["variant"], result["seed"]] = result
+    return found
+
+
+def values(results: Results, data: str, variant: str, group: str, metric: str) -> dict[int, list[float]]:
+    """The numbers of all splits, by seed."""
+    return {
+        seed: result["groups"][group][metric]
+        for (name, kind, seed), result in sorted(results.items())
+        if name == data and kind == variant and group in result["groups"]
+    }
+
+
+def mean_and_error(by_seed: dict[int, list[float]]) -> tuple[float, float, int]:
+    """Mean over splits and seeds, the standard error over splits of their means over seeds, and the number of runs.
+
+    Splits share most of their training rows, so the error is optimistic, as it is in all tables of this benchmark.
+    """
+    splits = [statistics.fmean(column) for column in zip(*by_seed.values(), strict=True)]
+    error = statistics.stdev(splits) / math.sqrt(len(splits)) if len(splits) > 1 else math.nan
+    return statistics.fmean(splits), error, len(splits) * len(by_seed)
+
+
+def paired(
+    results: Results, data: str, one: tuple[str, str], other: tuple[str, str], metric: str, level: float = 0.95
+) -> tuple[float, float, int] | None:
+    """Mean difference over splits and seeds, half the width of its interval, and the number of differences.
+
+    A split counts once, by its mean over the seeds that both have (seeds of a split are not independent); the
+    interval is Student's over splits. ``None`` where there is nothing to compare.
+    """
+    first, second = (values(results, data, *key, metric) for key in (one, other))
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    rows = [[a - b for a, b in zip(first[seed], second[seed], strict=True)] for seed in seeds]
+    splits = [statistics.fmean(column) for column in zip(*rows, strict=True)]
+    if len(splits) < 2:
+        return None
+    half = stats.t.ppf(0.5 + level / 2, len(splits) - 1) * statistics.stdev(splits) / math.sqrt(len(splits))
+    return statistics.fmean(splits), float(half), len(splits) * len(seeds)
+
+
+def standing(results: Results, variant: str = "vsd_t2", group: str = "tuned") -> dict[str, dict[str, bool]]:
+    """Whether ours is within one standard error (the paper's and ours together) of the paper's VSD, or better.
+
+    Compared as the paper prints, with two decimals.
+    """
+    out: dict[str, dict[str, bool]] = {}
+    for data, columns in PAPER.items():
+        for metric, (mean, error) in zip(METRICS, columns["VSD"], strict=True):
+            ours = values(results, data, variant, group, metric)
+            if ours:
+                value, own_error, _ = mean_and_error(ours)
+                gap = round(value, 2) - mean if metric == "rmse" else mean - round(value, 2)
+                own_error = 0.0 if math.isnan(own_error) else own_error
+                out.setdefault(data, {})[metric] = gap <= math.hypot(error, own_error) + 1e-9
+    return out
+
+
+def tables(results_folder: str | Path) -> str:
+    """All UCI tables as Markdown; what was not run is left out."""
+    results = load(results_folder)
+    if not results:
+        return "No UCI results.\n"
+    parts = []
+    for number, metric in enumerate(METRICS):
+        parts += [f"### {TITLES[metric]}", "", *_main(results, metric, number), ""]
+    parts += [*_standing_lines(results), "", "### Coverage of 95 % intervals", "", *_coverage(results), ""]
+    parts += ["### Paired differences", "", PAIRED_TEXT, ""]
+    for metric in METRICS:
+        parts += [f"**{TITLES[metric]}**", "", *_differences(results, metric), ""]
+    parts += ["### Chosen λ", "", *_choices(results), ""]
+    return "\n".join(parts)
+
+
+PAIRED_TEXT = (
+    "Mean over splits and seeds ± half of the 95 % interval over splits (number of differences). **Bold** where the "
+    "interval excludes zero. Splits overlap, so the intervals are somewhat too narrow."
+)
+
+
+def _sets(results: Results) -> list[str]:
+    found = {data for data, _, _ in results}
+    return [setting.data for setting in SETTINGS if setting.data in found]
+
+
+def _rows(results: Results) -> Iterable[tuple[str, str, str, str | None]]:
+    """Rows of the main tables: variant, list of settings, label, the paper's column."""
+    for variant, kind in SETTINGS[0].variants.items():
+        present = [result for (_, name, _), result in results.items() if name == variant]
+        if not present:
+            continue
+        groups = [name for name in ("default", "unit", "weight") if name in present[0]["groups"]]
+        yield variant, "tuned", kind.label + (", tuned" if groups else ""), kind.paper
+        if variant in ("vsd_t2", "vd"):
+            for group in groups:
+                yield variant, group, f"{kind.label}, {WORDS[group]}", None
+
+
+def _main(results: Results, metric: str, number: int) -> list[str]:
+    sets = _sets(results)
+    lines = _header(["method", ""], sets)
+    for variant, group, label, paper in _rows(results):
+        if paper is not None:
+            cells = [_number(*PAPER[s][paper][number], s, metric, paper=True) for s in sets]
+            lines.append(f"| {label} | paper | " + " | ".join(cells) + " |")
+        cells = []
+        for data in sets:
+            found = values(results, data, variant, group, metric)
+            if not found:
+                cells.append("")
+                continue
+            mean, error, count = mean_and_error(found)
+            cells.append(f"{_number(mean, error, data, metric)} ({count})")
+        lines.append(f"| {label} | ours | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _header(first: list[str], sets: list[str]) -> list[str]:
+    cells = first + [name.capitalize() for name in sets]
+    return ["| " + " | ".join(cells) + " |", "|" + "---|" * len(cells)]
+
+
+def _number(mean: float, error: float, data: str, metric: str, paper: bool = False) -> str:
+    digits = 2 if paper else {"naval": 5, "kin8nm": 4}.get(data, 3) if metric == "rmse" else 3
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def _standing_lines(results: Results) -> list[str]:
+    found = standing(results)
+    lines = []
+    for metric in METRICS:
+        good = [data for data, flags in found.items() if flags[metric]]
+        bad = [data for data, flags in found.items() if not flags[metric]]
+        name = "RMSE" if metric == "rmse" else "log-likelihood"
+        lines.append(
+            f"VSD (T = 2, tuned) within one standard error (both together) of the paper's VSD or better in {name}: "
+            f"{len(good)} of {len(found)} sets" + (f"; not on {', '.join(sorted(bad))}." if bad else ".")
+        )
+    return [lines[0], "", lines[1]]
+
+
+def _coverage(results: Results) -> list[str]:
+    sets = _sets(results)
+    lines = _header(["method"], sets)
+    for variant, group, label, _ in _rows(results):
+        if group != "tuned":
+            continue
+        found = [values(results, data, variant, group, "coverage") for data in sets]
+        cells = [f"{100 * mean_and_error(v)[0]:.1f} %" if v else "" for v in found]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _differences(results: Results, metric: str) -> list[str]:
+    sets = _sets(results)
+    lines = _header(["difference"], sets)
+    labels = {name: kind.label for name, kind in SETTINGS[0].variants.items()}
+    for one, other in PAIRS:
+        found = [paired(results, data, one, other, metric) for data in sets]
+        if not any(found):
+            continue
+        left, right = (f"{labels[variant]} [{WORDS[group]}]" for variant, group in (one, other))
+        cells = []
+        for data, value in zip(sets, found, strict=True):
+            if value is None:
+                cells.append("")
+                continue
+            mean, half, count = value
+            digits = {"naval": 6, "kin8nm": 4}.get(data, 3) if metric == "rmse" else 3
+            text = f"{mean:+.{digits}f} ± {half:.{digits}f}"
+            cells.append(f"**{text}** ({count})" if abs(mean) > half else f"{text} ({count})")
+        lines.append(f"| {left} − {right} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _choices(results: Results) -> list[str]:
+    """How often each setting won on held-out rows."""
+    lines = ["| method | set | settings chosen, splits of all seeds |", "|---|---|---|"]
+    for variant, _, label, _ in (row for row in _rows(results) if row[1] == "tuned"):
+        for data in _sets(results):
+            counts: dict[str, int] = {}
+            for (name, kind, _), result in sorted(results.items()):
+                if name == data and kind == variant:
+                    for index in result["groups"]["tuned"]["chosen"]:
+                        text = _setting_text(result["candidates"][index])
+                        counts[text] = counts.get(text, 0) + 1
+            if counts:
+                words = ", ".join(f"{text}: {count}" for text, count in sorted(counts.items()))
+                lines.append(f"| {label} | {data.capitalize()} | {words} |")
+    return lines
+
+
+def _setting_text(candidate: dict[str, float]) -> str:
+    words = []
+    if "kl_weight" in candidate:
+        scale = {1.0: " per weight", 0.0: " per unit"}.get(candidate.get("per_weight", -1.0), "")
+        words.append(f"λ {candidate['kl_weight']:g}{scale}")
+    words += [f"p {candidate['rate']:g}"] if "rate" in candidate else []
+    words += [f"precision {candidate['precision']:g}"] if candidate.get("precision") is not None else []
+    return " ".join(words)
