@@ -1,0 +1,130 @@
+"""What the documentation promises: its Python runs, its names and links exist, the site builds without a warning."""
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import textwrap
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import pyro_vsd as vsd
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+TEXTS = [*PAGES, *sorted(DOCS.glob("api/*.md")), *sorted(ROOT.glob("*.md"))]
+FORMULAS = (DOCS / "formulas.md").read_text(encoding="utf-8")
+MODULES = [f"pyro_vsd.{info.name}" for info in pkgutil.iter_modules(vsd.__path__)]
+
+
+def blocks(page):
+    """Python between fences, also in lists, with the number of the line it begins at."""
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, flags=re.MULTILINE | re.DOTALL):
+        yield text[: match.start(2)].count("\n"), textwrap.dedent(match[2])
+
+
+def resolve(name):
+    """The object of a dotted name: a function before a module of the same name, where there are both."""
+    found, path = pkgutil.resolve_name(name.split(".")[0]), name.split(".")[1:]
+    try:
+        for part in path:
+            found = getattr(found, part)
+    except AttributeError:
+        return pkgutil.resolve_name(name)
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page))], ids=lambda page: page.stem)
+def test_code_of_a_page_runs_from_top_to_bottom(page, monkeypatch, tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    for extra in ("lightning", "sklearn"):
+        if f"from {extra}" in page.read_text(encoding="utf-8"):
+            pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    names: dict = {"__name__": page.stem}
+    try:
+        for line, code in blocks(page):
+            exec(compile("\n" * line + code, str(page), "exec"), names)  # line numbers as in the page
+    finally:
+        plt.close("all")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_python_escapes(page):
+    """What is not meant to run is marked as text: every fence of Python is found by the test above."""
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"```+ *(python|py|pycon|ipython)", text)) == len(list(blocks(page)))
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:pyro_vsd|torch)\.[\w.]+)`", FORMULAS))))
+def test_function_of_a_formula_exists(name):
+    assert resolve(name).__doc__
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[^`]+)`", FORMULAS))))
+def test_test_of_a_formula_exists(name):
+    path, _, function = name.partition("::")
+    assert re.search(rf"^def {function}\(", (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+FORMULA_ROWS = [line for line in FORMULAS.splitlines() if re.match(r"\| (?!formula \|)", line)]
+
+
+@pytest.mark.parametrize("row", FORMULA_ROWS)
+def test_a_formula_has_a_function_and_a_test(row):
+    formula, function, test = (cell.strip() for cell in row.strip("|").split(" | "))
+    assert formula
+    assert ("`" in function and "`tests/" in test) or function.startswith(("the same function", "not computed"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_package_has_a_place_in_the_reference(module):
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md"))
+    assert f".. automodule:: {module}\n" in pages
+
+
+def links():
+    for text in TEXTS:
+        content = re.sub(r"```.*?```", "", text.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in sorted(set(re.findall(r"\]\((?!https?:|#)(?:path:)?([^)#\s]+)", content))):
+            yield pytest.param(text.parent / target, id=f"{text.relative_to(ROOT)}->{target}")
+
+
+@pytest.mark.parametrize("target", list(links()))
+def test_linked_file_exists(target):
+    assert target.exists()
+
+
+def documented_objects(inventory):
+    """Modules, classes, functions and constants in the site's index, by identity."""
+    content = inventory.read_bytes().split(b"\n", 4)[4]  # four lines of text, then compressed ones
+    entries = [line.split(" ") for line in zlib.decompress(content).decode().splitlines()]
+    kinds = ("py:module", "py:class", "py:function", "py:data")
+    return {id(resolve(name)) for name, kind, *_ in entries if kind in kinds}
+
+
+@pytest.mark.slow
+def test_site_builds_without_a_warning_and_holds_every_public_name(tmp_path):
+    for name in ("myst_nb", "lightning", "sklearn"):
+        pytest.importorskip(name)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    for notebook in (ROOT / "tutorials").glob("*.ipynb"):
+        assert (tmp_path / "tutorials" / f"{notebook.stem}.html").exists()
+    documented = documented_objects(tmp_path / "objects.inv")
+    public = [(module, name) for module in ["pyro_vsd", *MODULES] for name in importlib.import_module(module).__all__]
+    assert [f"{m}.{n}" for m, n in public if id(getattr(importlib.import_module(m), n)) not in documented] == []

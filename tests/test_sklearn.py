@@ -1,0 +1,345 @@
+"""The estimators: scikit-learn's own checks, and that what they say of their certainty is right."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyro
+import pytest
+import torch
+
+import pyro_vsd as vsd
+
+sklearn = pytest.importorskip("sklearn")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.datasets import load_iris, make_blobs  # noqa: E402
+from sklearn.exceptions import ConvergenceWarning  # noqa: E402
+from sklearn.metrics import log_loss  # noqa: E402
+from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
+from sklearn.neural_network import MLPClassifier, MLPRegressor  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
+from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+
+from pyro_vsd.sklearn import VSDClassifier, VSDRegressor  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"hidden_layer_sizes": (8,), "epochs": 10, "batch_size": 32, "learning_rate": 0.05, "num_samples": 4}
+WITHOUT = """
+import sys
+sys.modules["sklearn"] = None
+try:
+    import pyro_vsd.sklearn
+except ImportError as error:
+    print(error)
+"""
+
+
+def line(rows=60):
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (rows, 1))
+    return x, 100 + 20 * np.sin(3 * x[:, 0]) + generator.normal(0, 2, rows)
+
+
+def blobs():
+    return make_blobs(60, n_features=2, centers=3, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return VSDRegressor((20,), epochs=60, num_samples=50, random_state=0).fit(*line())
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return VSDClassifier(random_state=0, **SMALL).fit(*blobs())
+
+
+@parametrize_with_checks([VSDRegressor(random_state=0, **SMALL), VSDClassifier(random_state=0, **SMALL)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+# ---- good answers
+
+
+def standardised(data):
+    return data.x.numpy(), data.y.numpy() * data.y_std + data.y_mean
+
+
+@pytest.mark.slow
+def test_diabetes_beside_an_mlp():
+    """With the defaults: at least as close as scikit-learn's network, and 95 % intervals that hold about 95 %."""
+    train, test = (standardised(data) for data in vsd.datasets.diabetes())
+    ours = VSDRegressor(random_state=0).fit(*train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        theirs = MLPRegressor(hidden_layer_sizes=(100,), max_iter=500, random_state=0).fit(*train)
+    x, y = test
+    assert ours.score(x, y) > theirs.score(x, y)
+    lower, upper = ours.predict_interval(x, 0.95)
+    assert 0.88 <= np.mean((lower <= y) & (y <= upper)) <= 1
+    assert vsd.metrics.report(ours.predictive(x), y).to_dict()["calibration_error"] < 0.08
+
+
+@pytest.mark.slow
+def test_digits_beside_an_mlp():
+    """With the defaults: about as accurate, better calibrated."""
+    (x, y), (test_x, test_y) = ((data.x.numpy(), data.y.numpy()) for data in vsd.datasets.digits())
+    ours = VSDClassifier(random_state=0).fit(x, y)
+    theirs = make_pipeline(StandardScaler(), MLPClassifier(random_state=0)).fit(x, y)
+    assert ours.score(test_x, test_y) >= theirs.score(test_x, test_y) - 0.01
+    assert log_loss(test_y, ours.predict_proba(test_x)) < 1.1 * log_loss(test_y, theirs.predict_proba(test_x))
+    assert vsd.metrics.report(ours.predictive(test_x), test_y).to_dict()["ece"] < 0.04
+
+
+def test_certainty_falls_away_from_the_data(regressor):
+    _, near = regressor.predict(np.linspace(-1, 1, 20)[:, None], return_std=True)
+    _, far = regressor.predict(np.array([[-6.0], [6.0]]), return_std=True)
+    assert far.min() > 2 * near.max()
+
+
+def test_standard_deviations_are_in_the_units_of_the_targets(regressor):
+    """On the cautious side with so few rows, never overconfident."""
+    x, y = line()
+    mean, std = regressor.predict(x, return_std=True)
+    assert 0.1 < np.mean(((y - mean) / std) ** 2) < 1.3
+    assert regressor.score(x, y) > 0.6
+
+
+def test_the_predictive_distribution_agrees(regressor):
+    x, _ = line()
+    found = regressor.predictive(x)
+    mean, std = regressor.predict(x, return_std=True)
+    np.testing.assert_allclose(found.mean.numpy(), mean)
+    np.testing.assert_allclose(found.variance.sqrt().numpy(), std)
+    lower, upper = regressor.predict_interval(x, 0.5)
+    np.testing.assert_allclose(found.cdf(torch.tensor(upper)) - found.cdf(torch.tensor(lower)), 0.5, atol=1e-9)
+
+
+def test_probabilities_fade_away_from_the_data(classifier):
+    x, _ = blobs()
+    found = classifier.predictive(x + 50).mutual_information.mean()
+    assert found > classifier.predictive(x).mutual_information.mean()
+
+
+def test_log_probabilities(classifier):
+    x, _ = blobs()
+    np.testing.assert_allclose(np.exp(classifier.predict_log_proba(x)), classifier.predict_proba(x))
+
+
+@pytest.mark.parametrize("noise", ["learned", "latent", "heteroscedastic", 0.5])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_several_targets(noise, outputs):
+    x, y = line()
+    y = np.stack([y * 10**k for k in range(outputs)], 1)
+    found = VSDRegressor(noise=noise, random_state=0, **SMALL).fit(x, y)
+    mean, std = found.predict(x[:7], return_std=True)
+    assert mean.shape == std.shape == (7, outputs)
+    assert found.predict_quantiles(x[:7], [0.1, 0.5, 0.9]).shape == (3, 7, outputs)
+    assert found.predict_quantiles(x[:7], 0.5).shape == (7, outputs)
+    assert found.score(x, y) > 0
+
+
+def test_noise_that_depends_on_the_inputs():
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (300, 1))
+    y = np.where(x[:, 0] > 0, 1.0, 0.05) * generator.normal(size=300)
+    found = VSDRegressor((20,), noise="heteroscedastic", epochs=40, random_state=0).fit(x, y)
+    _, std = found.predict(np.array([[-0.7], [0.7]]), return_std=True)
+    assert std[1] > 3 * std[0]
+
+
+@pytest.mark.parametrize("labels", [["a", "b", "c"], [10, 20, 30]])
+def test_any_labels(labels):
+    x, y = blobs()
+    found = VSDClassifier(random_state=0, **SMALL).fit(x, np.array(labels)[y])
+    assert found.classes_.tolist() == labels
+    assert set(found.predict(x)) <= set(labels)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_layer_sizes": ()},
+        {"hidden_layer_sizes": 5},
+        {"hidden_layer_sizes": (4, 4)},
+        {"activation": "tanh"},
+        {"prior": "hierarchical"},
+        {"prior": vsd.nn.HierarchicalPrior("half_cauchy")},
+        {"kl_weight": vsd.infer.linear_warmup(10)},
+        {"num_reflections": 0},
+        {"standardize": False},
+        {"batch_size": "auto"},
+        {"dtype": "float32"},
+        {"early_stopping": 2},
+    ],
+    ids=str,
+)
+def test_options(options):
+    found = VSDClassifier(random_state=0, **{**SMALL, **options}).fit(*blobs())
+    assert found.score(*blobs()) > 0.5
+
+
+def test_early_stopping_holds_rows_out():
+    found = VSDRegressor(random_state=0, **{**SMALL, "early_stopping": 1, "epochs": 200}).fit(*line())
+    assert found.model_.num_data == 54
+    assert found.history_.stopped == "early_stopping"
+
+
+# ---- repetition, and nothing else touched
+
+
+def test_the_same_state_the_same_answers():
+    x, y = line()
+    one, two = (VSDRegressor(random_state=3, **SMALL).fit(x, y).predict(x) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_other_states_other_answers():
+    x, y = line()
+    one, two = (VSDRegressor(random_state=state, **SMALL).fit(x, y).predict(x) for state in (3, 4))
+    assert np.abs(one - two).max() > 1e-3
+
+
+def test_the_default_dtype_does_not_matter():
+    x, y = line()
+    one = VSDRegressor(random_state=3, **SMALL).fit(x, y).predict(x)
+    torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(VSDRegressor(random_state=3, **SMALL).fit(x, y).predict(x), one)
+
+
+def test_generators_and_parameter_store_are_left_alone():
+    pyro.param("mine", torch.tensor(2.0))
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    found = VSDRegressor(random_state=0, **SMALL).fit(*line())
+    found.predict(line()[0], return_std=True)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+
+
+def test_two_threads():
+    x, y = line()
+    alone = VSDRegressor(random_state=0, **SMALL).fit(x, y).predict(x)
+    found = [VSDRegressor(random_state=0, **SMALL) for _ in range(2)]
+    threads = [threading.Thread(target=estimator.fit, args=(x, y)) for estimator in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for estimator in found:
+        np.testing.assert_array_equal(estimator.predict(x), alone)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda found: pickle.loads(pickle.dumps(found))])
+def test_copies(regressor, duplicate):
+    x, _ = line()
+    copied = duplicate(regressor)
+    np.testing.assert_array_equal(copied.predict(x), regressor.predict(x))
+    assert copied.guide_.model is copied.model_
+    assert copied.model_ is not regressor.model_
+
+
+def test_another_process_reads_the_pickle(regressor, tmp_path):
+    (tmp_path / "regressor.pkl").write_bytes(pickle.dumps(regressor))
+    code = "import pickle, sys; print(repr(float(pickle.load(open(sys.argv[1], 'rb')).predict([[0.5]])[0])))"
+    command = [sys.executable, "-c", code, str(tmp_path / "regressor.pkl")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(regressor.predict([[0.5]])[0], rel=1e-12)
+
+
+def test_clone_forgets_the_fit(regressor):
+    made = clone(regressor)
+    assert made.get_params() == regressor.get_params()
+    assert not hasattr(made, "guide_")
+
+
+# ---- company
+
+
+def test_pipeline():
+    x, y = load_iris(return_X_y=True)
+    assert make_pipeline(MinMaxScaler(), VSDClassifier(random_state=0, **SMALL)).fit(x, y).score(x, y) > 0.8
+
+
+def test_grid_search():
+    x, y = line()
+    grid = {"hidden_layer_sizes": [(4,), (8,)], "prior": ["gaussian", "hierarchical"]}
+    found = GridSearchCV(VSDRegressor(random_state=0, **SMALL), grid, cv=2).fit(x, y)
+    assert found.best_params_["hidden_layer_sizes"] in [(4,), (8,)]
+    assert found.predict(x).shape == y.shape
+
+
+def test_cross_validation_by_likelihood():
+    scores = cross_val_score(VSDClassifier(random_state=0, **SMALL), *blobs(), cv=3, scoring="neg_log_loss")
+    assert np.isfinite(scores).all()
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hidden_layer_sizes": (4, 0)}, r"hidden_layer_sizes: expected the number of units .*, got \(4, 0\)"),
+        ({"hidden_layer_sizes": 2.5}, "hidden_layer_sizes: expected the number of units .*, got 2.5"),
+        ({"activation": "sine"}, "activation: expected one of .*, got 'sine'"),
+        ({"dtype": "int8"}, "dtype: expected one of .*, got 'int8'"),
+        ({"prior": "laplace"}, "prior: expected one of .*, got 'laplace'"),
+        ({"epochs": 0}, "epochs: expected an integer >= 1, got 0"),
+        ({"batch_size": "large"}, "batch_size: expected an integer >= 1 or 'auto', got 'large'"),
+        ({"early_stopping": 0}, "early_stopping: expected an integer >= 1 or None, got 0"),
+        ({"num_samples": 1.5}, "num_samples: expected an integer >= 1, got 1.5"),
+        ({"learning_rate": 0}, "learning_rate: expected a number above 0 and below inf, got 0"),
+        ({"validation_fraction": 1}, "validation_fraction: expected a number above 0 and below 1.0, got 1"),
+        ({"kl_weight": -1}, "kl_weight: expected a number >= 0"),
+        ({"num_reflections": -1}, "num_reflections: expected an integer >= 0"),
+        ({"noise": "loud"}, "noise: expected a number or one of"),
+    ],
+)
+def test_wrong_options_are_told_by_fit(options, words):
+    estimator = VSDRegressor(**{**SMALL, **options})
+    with pytest.raises(ValueError, match=words):
+        estimator.fit(*line())
+    assert not hasattr(estimator, "guide_")
+
+
+def test_one_class():
+    with pytest.raises(ValueError, match="y: expected at least two classes, got one class"):
+        VSDClassifier().fit(np.ones((4, 2)), np.zeros(4))
+
+
+def test_too_few_rows_to_hold_some_out():
+    with pytest.raises(ValueError, match="early_stopping: expected rows for training and .*, got n_samples=1"):
+        VSDRegressor(early_stopping=2).fit([[1.0]], [1.0])
+
+
+def test_a_level_outside_of_the_range(regressor):
+    with pytest.raises(ValueError, match="level: expected a number strictly between 0 and 1, got 95"):
+        regressor.predict_interval([[0.0]], 95)
+
+
+def test_an_interrupt_is_passed_on(monkeypatch):
+    """A search over many fits must not go on with the next."""
+    history = vsd.training.History()
+    history.stopped = "interrupt"
+    monkeypatch.setattr("pyro_vsd.sklearn.fit", lambda *args, **kwargs: history)
+    with pytest.raises(KeyboardInterrupt):
+        VSDRegressor(**SMALL).fit(*line())
+
+
+def test_without_scikit_learn_the_error_names_the_extra():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "expected scikit-learn 1.6 or newer for pyro_vsd.sklearn, got none" in done.stdout
+    assert "pip install 'pyro_vsd[sklearn]'" in done.stdout
+
+
+def test_found_by_name():
+    assert vsd.sklearn.VSDRegressor is VSDRegressor
