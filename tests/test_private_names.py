@@ -1,4 +1,4 @@
-"""Names of Pyro and torch with an underscore, which may move in any release: all that the package uses, each still there.
+"""Names of Pyro and torch with an underscore, which may move in any release: all that are used, each still there.
 
 The list below is exact: a new use fails here until it is written down with the thing it belongs to, and a use that is
 gone until it is crossed out. Where there is a public name, take that.
@@ -157,8 +157,8 @@ def read(tree):
 def foreign_names():
     """Private names in the package that something of Pyro or torch has, or that nothing of ours defines."""
     # in figures a label with an underscore is one that no legend shows
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if path.parent.name != "plots"]
-    pairs = [read(tree) for tree in trees]
+    sources = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "plots"]
+    pairs = [read(ast.parse(path.read_text(encoding="utf-8"))) for path in sources]
     used, defined = set().union(*(u for u, _ in pairs)), set().union(*(d for _, d in pairs))
     things = [make() for make in (module, law, transform, elbo, autoguide, pyro_module, pyro_optimizer, schedulers)]
     things += [torch.zeros(1), stepped_optimizer(), Messenger()]

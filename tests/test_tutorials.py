@@ -220,6 +220,11 @@ def add_path(notebook):
     notebook.cells[1].outputs[0].text += f"saved to {Path.home()}/model.ckpt"
 
 
+def add_address(notebook):
+    data = {"text/plain": "<pyro.infer.svi.SVI at 0x7f79e0980750>"}
+    notebook.cells[1].outputs.append(nbformat.v4.new_output("execute_result", data, execution_count=1))
+
+
 def swell(notebook):
     notebook.cells[1].outputs[0].text += "0" * build.MAX_BYTES
 
@@ -235,6 +240,7 @@ def swell(notebook):
         (drop_outputs, "holds no numbers or no figures"),
         (drop_count, "was not run from top to bottom"),
         (add_path, "holds a path of this machine"),
+        (add_address, "shows the address of an object"),
         (swell, "bytes, more than"),
     ],
 )

@@ -180,7 +180,7 @@ weights = ["w1", "w2"]
 both = AutoGuideList(model)
 both.append(vsd.VSDGuide(poutine.block(model, expose=weights), num_reflections=2))
 both.append(AutoMultivariateNormal(poutine.block(model, hide=weights)))
-train_guide(both, batch_size=num_data)  # all readings in every step: the narrow valley needs calm gradients
+_ = train_guide(both, batch_size=num_data)  # all readings in every step: the narrow valley needs calm gradients
 
 
 # %%
@@ -192,12 +192,14 @@ def level_and_offset(guide):
 
 
 figure, ax = plt.subplots(figsize=(5, 3.6), layout="constrained")
-correlation, spread = {}, {}
+correlation, spread, total = {}, {}, {}
 for name, one, colour in (("mean field", guide, "C0"), ("multivariate normal", both, "C1")):
     draws = level_and_offset(one)
     ax.plot(*draws, ".", markersize=2, color=colour, label=name)
     correlation[name], spread[name] = torch.corrcoef(draws)[0, 1], draws.std(-1)
-    print(f"{name:20} σ of level {spread[name][0]:.3f}, of offset {spread[name][1]:.3f}; r = {correlation[name]:.2f}")
+    total[name] = draws.mean(-1).sum()
+    sigmas = "level {:.3f}, offset {:.3f}".format(*spread[name])
+    print(f"{name:20} σ: {sigmas}; correlation {correlation[name]:.2f}; mean of level + offset {total[name]:.2f}")
 ax.set(xlabel="level", ylabel="offset of sensor 0")
 ax.legend(frameon=False, markerscale=4)
 
@@ -205,15 +207,17 @@ print(f"tau / √8: {guide.median()['tau'] / 8**0.5:.2f}")
 
 assert SMOKE or correlation["multivariate normal"] < -0.5
 assert SMOKE or (spread["multivariate normal"] > spread["mean field"]).all()
+assert SMOKE or (total["multivariate normal"] - total["mean field"]).abs() < 0.1
 prediction = vsd.predict(model, both, *test[:2], num_samples=20 if SMOKE else 200, seed=0)
 rmse["both guides"] = vsd.metrics.rmse(prediction, test[2])
 print("RMSE:", {name: round(value, 3) for name, value in rmse.items()})
 assert SMOKE or rmse["both guides"] < 1.1 * rmse["one guide"]
 
 # %% [markdown]
-# The joint guide has found the valley, and is less sure of both numbers for it. It is still too sure: eight offsets of
-# size τ leave their mean, and so the level, unknown by about τ/√8. A long narrow valley takes stochastic gradients many
-# steps to fill; the predictions, which depend on the sum alone, are as good as before.
+# The two guides have ended at different places of one valley, along which level + offset is the same. The second sees
+# its direction, and is less sure of both numbers for it. It is still too sure: eight offsets of size τ leave their mean,
+# and so the level, unknown by about τ/√8. A long narrow valley takes stochastic gradients many steps to fill. The
+# predictions, which depend on the sum alone, are as good as before.
 #
 # A guide may just as well be a function of yours that calls `VSDGuide` for the weights and `pyro.sample` for the rest.
 # The objective pays for every site: in closed form where the KL is known, else by the draw. Sites without a

@@ -107,6 +107,8 @@ def problems(script: Path) -> list[str]:
     folders = {str(FOLDER.parent), str(Path.home()), tempfile.gettempdir(), sys.prefix}
     text = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
     found += [f"{path.name} holds a path of this machine, {part}" for part in sorted(folders) if part + os.sep in text]
+    if " at 0x" in text:
+        found.append(f"{path.name} shows the address of an object: let no cell end with one")
     if (size := path.stat().st_size) > MAX_BYTES:
         found.append(f"{path.name} has {size} bytes, more than {MAX_BYTES}")
     return found
