@@ -215,9 +215,9 @@ assert SMOKE or rmse["both guides"] < 1.1 * rmse["one guide"]
 
 # %% [markdown]
 # The two guides have ended at different places of one valley, along which level + offset is the same. The second sees
-# its direction, and is less sure of both numbers for it. It is still too sure: eight offsets of size τ leave their mean,
-# and so the level, unknown by about τ/√8. A long narrow valley takes stochastic gradients many steps to fill. The
-# predictions, which depend on the sum alone, are as good as before.
+# its direction, and is less sure of both numbers for it. It is still too sure: eight offsets of size τ leave their
+# mean, and so the level, unknown by about τ/√8. A long narrow valley takes stochastic gradients many steps to fill.
+# The predictions, which depend on the sum alone, are as good as before.
 #
 # A guide may just as well be a function of yours that calls `VSDGuide` for the weights and `pyro.sample` for the rest.
 # The objective pays for every site: in closed form where the KL is known, else by the draw. Sites without a
