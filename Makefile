@@ -12,12 +12,13 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-fast lint docs tutorials venv clean
+.PHONY: help demo test test-fast test-oldest lint docs tutorials venv clean
 
 help:
 	@echo "make demo       train a small VSD network on digits, print accuracy and calibration, draw demo.png"
 	@echo "make test       lint, types, and every test, the slow ones too"
 	@echo "make test-fast  every test but the slow ones"
+	@echo "make test-oldest  the fast tests with the oldest versions supported, in .venv-oldest (needs Python 3.10)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the documentation site, in docs/_build/html"
 	@echo "make tutorials  run the tutorials and write their notebooks anew"
@@ -35,6 +36,22 @@ test: lint
 test-fast: $(READY)
 	@echo "== test-fast: tests and doctests but the slow ones, $(WORKERS) processes"
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+
+# The oldest versions that setup.cfg admits; tools and extras that only the newest tests need stay away.
+PYTHON_OLDEST ?= python3.10
+VENV_OLDEST ?= .venv-oldest
+OLDEST := ".[plots,sklearn]" hypothesis joblib pandas pytest pytest-xdist scipy torchmetrics
+
+test-oldest: $(VENV_OLDEST)/.ready
+	@echo "== test-oldest: tests and doctests but the slow ones, $(WORKERS) processes"
+	$(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" \
+		--ignore tests/test_tutorials.py --ignore tests/benchmarks $(PYTEST_ARGS)
+
+$(VENV_OLDEST)/.ready: setup.cfg pyproject.toml constraints-oldest.txt
+	@echo "== set-up: a virtual environment in $(VENV_OLDEST) with the oldest versions"
+	@test -x $(VENV_OLDEST)/bin/python || $(PYTHON_OLDEST) -m venv $(VENV_OLDEST)
+	$(VENV_OLDEST)/bin/python -m pip install $(INSTALL_ARGS) --editable $(OLDEST) --constraint constraints-oldest.txt
+	@touch $@
 
 lint: $(READY)
 	@echo "== lint: ruff, then mypy on the package"
@@ -60,4 +77,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

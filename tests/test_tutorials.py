@@ -38,7 +38,7 @@ def python(*arguments, cwd, **environment):
 
 def test_there_are_tutorials():
     assert [path.stem[:2] for path in SCRIPTS] == [f"{number:02}" for number in range(1, len(SCRIPTS) + 1)]
-    assert len(SCRIPTS) >= 3
+    assert len(SCRIPTS) >= 6
 
 
 # ---- each tutorial

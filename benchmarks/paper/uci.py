@@ -8,6 +8,7 @@ handed to the first stage.
 
 import importlib.metadata
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,13 @@ def run(unit: Unit, data: Path | None, work: Path, **how: Any) -> dict[str, Any]
         raise ValueError("data: expected the folder that holds UCI_Datasets, got none. Pass --data FOLDER.")
     if how.get("device", "cpu") != "cpu":
         raise ValueError(f"device: expected 'cpu' for the UCI sets, got {how['device']!r}.")
-    setting = unit.setting
+    variant = unit.setting.variants[unit.variant]
+    setting = replace(
+        unit.setting, steps=variant.steps or unit.setting.steps, folds=variant.folds or unit.setting.folds
+    )
     steps = 20 if how.get("smoke") else setting.steps
     splits = load_splits(setting.data, data, setting.num_splits)
-    return run_variant(splits, setting, setting.variants[unit.variant], unit.seed, steps)
+    return run_variant(splits, setting, variant, unit.seed, steps)
 
 
 def run_variant(data: Splits, setting: UCISetting, variant: UCIVariant, seed: int, steps: int) -> dict[str, Any]:

@@ -30,6 +30,9 @@ PAIRS = [
     (("vsd_t2", "tuned"), ("mc_dropout", "tuned")),
     (("vsd_t2", "tuned"), ("map", "tuned")),
     (("vsd_t2", "tuned"), ("deep_ensemble", "tuned")),
+    (("vsd_t2_again", "tuned"), ("vd_again", "tuned")),
+    (("vsd_t2_again", "default"), ("vd_again", "default")),
+    (("vsd_t2_again", "tuned"), ("vsd_t2", "tuned")),
     (("vsd_t2_svi", "default"), ("vsd_t2", "default")),
 ]
 WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit"}
@@ -86,20 +89,23 @@ def paired(
     return statistics.fmean(splits), float(half), len(splits) * len(seeds)
 
 
-def standing(results: Results, variant: str = "vsd_t2", group: str = "tuned") -> dict[str, dict[str, bool]]:
-    """Whether ours is within one standard error (the paper's and ours together) of the paper's VSD, or better.
+def standing(results: Results, variant: str = "vsd_t2", again: bool = False) -> dict[str, dict[str, bool]]:
+    """Whether ours is within one standard error, the paper's, of the paper's VSD, or better.
 
-    Compared as the paper prints, with two decimals.
+    Compared as the paper prints, with two decimals. Our own error does not count: a single bad split would make it,
+    and with it the tolerance, large.
+
+    :param again: take the second round where there is one.
     """
     out: dict[str, dict[str, bool]] = {}
     for data, columns in PAPER.items():
         for metric, (mean, error) in zip(METRICS, columns["VSD"], strict=True):
-            ours = values(results, data, variant, group, metric)
+            first = values(results, data, variant, "tuned", metric)
+            ours = again and values(results, data, f"{variant}_again", "tuned", metric) or first
             if ours:
-                value, own_error, _ = mean_and_error(ours)
-                gap = round(value, 2) - mean if metric == "rmse" else mean - round(value, 2)
-                own_error = 0.0 if math.isnan(own_error) else own_error
-                out.setdefault(data, {})[metric] = gap <= math.hypot(error, own_error) + 1e-9
+                value = round(mean_and_error(ours)[0], 2)
+                gap = value - mean if metric == "rmse" else mean - value
+                out.setdefault(data, {})[metric] = gap <= error + 1e-9
     return out
 
 
@@ -138,7 +144,7 @@ def _rows(results: Results) -> Iterable[tuple[str, str, str, str | None]]:
             continue
         groups = [name for name in ("default", "unit", "weight") if name in present[0]["groups"]]
         yield variant, "tuned", kind.label + (", tuned" if groups else ""), kind.paper
-        if variant in ("vsd_t2", "vd"):
+        if variant in ("vsd_t2", "vd", "vsd_t2_again", "vd_again"):
             for group in groups:
                 yield variant, group, f"{kind.label}, {WORDS[group]}", None
 
@@ -173,17 +179,18 @@ def _number(mean: float, error: float, data: str, metric: str, paper: bool = Fal
 
 
 def _standing_lines(results: Results) -> list[str]:
-    found = standing(results)
     lines = []
-    for metric in METRICS:
-        good = [data for data, flags in found.items() if flags[metric]]
-        bad = [data for data, flags in found.items() if not flags[metric]]
-        name = "RMSE" if metric == "rmse" else "log-likelihood"
-        lines.append(
-            f"VSD (T = 2, tuned) within one standard error (both together) of the paper's VSD or better in {name}: "
-            f"{len(good)} of {len(found)} sets" + (f"; not on {', '.join(sorted(bad))}." if bad else ".")
-        )
-    return [lines[0], "", lines[1]]
+    repeated = any(variant == "vsd_t2_again" for _, variant, _ in results)
+    for again in (False, True) if repeated else (False,):
+        found = standing(results, again=again)
+        words = "second round where there is one" if again else "first round"
+        for metric, name in zip(METRICS, ("RMSE", "log-likelihood"), strict=True):
+            good, bad = ([data for data, flags in found.items() if flags[metric] is value] for value in (True, False))
+            lines.append(
+                f"- VSD (T = 2, tuned, {words}) within the paper's standard error of the paper's VSD or better in "
+                f"{name}: {len(good)} of {len(found)} sets" + (f"; not on {', '.join(sorted(bad))}." if bad else ".")
+            )
+    return lines
 
 
 def _coverage(results: Results) -> list[str]:

@@ -144,6 +144,13 @@ def test_splits_of_different_length_are_refused(folder):
         load_splits("yacht", folder, SPLITS)
 
 
+def test_a_variant_may_have_its_own_steps_and_parts(folder, tmp_path):
+    one = unit("map")
+    variants = one.setting.variants | {"map": replace(one.setting.variants["map"], steps=7, folds=3)}
+    result = uci.run(replace(one, setting=replace(one.setting, variants=variants)), folder, tmp_path)
+    assert (result["settings"]["steps"], result["settings"]["folds"]) == (7, 3)
+
+
 def test_a_run_needs_a_folder_and_the_cpu(folder, tmp_path):
     with pytest.raises(ValueError, match="data: expected the folder that holds UCI_Datasets, got none"):
         uci.run(unit(), None, tmp_path)

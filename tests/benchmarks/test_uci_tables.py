@@ -72,6 +72,19 @@ def test_standing_counts_what_is_within_an_error_or_better(ll, good, tmp_path):
     assert found == {"yacht": {"rmse": True, "log_likelihood": good}}
 
 
+def test_the_second_round_is_told_apart_from_the_first(tmp_path):
+    write(tmp_path, "vsd_t2", 0, ll=-1.5)
+    write(tmp_path, "vsd_t2_again", 0, ll=-0.4)
+    results = uci_tables.load(tmp_path)
+    rounds = [uci_tables.standing(results, again=again)["yacht"]["log_likelihood"] for again in (False, True)]
+    assert rounds == [False, True]
+    page = uci_tables.tables(tmp_path)
+    assert (
+        "first round) within the paper's standard error of the paper's VSD or better in log-likelihood: 0 of 1" in page
+    )
+    assert "second round where there is one) within" in page
+
+
 def test_the_page_has_the_papers_numbers_beside_ours(folder):
     page = uci_tables.tables(folder)
     assert "| VSD, T = 2, tuned | paper | 0.69 ± 0.06 |" in page
