@@ -279,7 +279,7 @@ class RegressionPrediction(Prediction):
         :param y: targets, shaped as ``mean``.
         """
         samples, scales = self.require_samples("log_prob")
-        target = to_tensor(y, samples.device)
+        target = _real(to_tensor(y, samples.device), samples.dtype)
         check_target(target, tuple(self.mean.shape))
         out = self.mean.new_empty(len(self))
         for rows in self.row_blocks():
@@ -292,7 +292,7 @@ class RegressionPrediction(Prediction):
     def cdf(self, y: Tensor | NDArray[Any]) -> Tensor:
         """Predictive probability of a value of at most ``y``, each output by itself; both shaped as ``mean``."""
         samples, scales = self.require_samples("cdf")
-        target = to_tensor(y, samples.device)
+        target = _real(to_tensor(y, samples.device), samples.dtype)
         check_target(target, tuple(self.mean.shape))
         out = torch.empty_like(self.mean)
         for rows in self.row_blocks():
@@ -385,6 +385,12 @@ def _check_numbers(name: str, value: Any) -> None:
         raise TypeError(f"expected {name} as a tensor, got {type(value).__name__}.")
     if not value.is_floating_point():
         raise ValueError(f"expected {name} of floating-point numbers, got {value.dtype}.")
+
+
+def _real(target: Tensor, dtype: torch.dtype) -> Tensor:
+    if target.is_complex():
+        raise ValueError(f"expected real targets y, got {target.dtype}.")
+    return target.to(dtype) if target.dtype == torch.bool else target
 
 
 def _shaped(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:

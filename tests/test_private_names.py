@@ -68,6 +68,17 @@ def stepped_optimizer():
     return optimizer
 
 
+def trace():
+    """Nodes of a trace by name."""
+    return type("Nodes", (), dict(pyro.poutine.trace(lambda x: x).get_trace(1).nodes))
+
+
+def coupling():
+    made = dist.transforms.affine_coupling(2, [3])
+    made(torch.zeros(2))
+    return made
+
+
 def state_of_a_module():
     class Extra(nn.Module):
         def get_extra_state(self):
@@ -78,9 +89,12 @@ def state_of_a_module():
 
 #: Every private name in use, and what it is a name of.
 NAMES = {
+    "_INPUT": trace,
     "_C": lambda: torch,
     "_batch_shape": law,
     "_buffers": module,
+    "_cached_log_scale": coupling,
+    "_cached_x_y": coupling,
     "_call": transform,
     "_conv_forward": lambda: nn.Conv2d(1, 1, 1),
     "_create_plates": autoguide,
@@ -117,8 +131,9 @@ NAMES = {
 }
 #: Methods of a ``Messenger`` that Pyro calls by name.
 HOOKS = {"_pyro_param", "_pyro_post_sample", "_pyro_sample"}
-#: Ours or of the standard library, though something of Pyro or torch has a name like it or none of ours is defined.
-OTHERS = {"_asdict", "_codecs", "_reconstruct", "_replace", "_unconstrained", "_values"}
+#: Parts of names of ours, names of the standard library, and one of ours that a tensor happens to have as well.
+OTHERS = {"_asdict", "_codecs", "_pyro_", "_reconstruct", "_replace"}
+OTHERS |= {"_shared_weights", "_unconstrained", "_values", "_z"}
 
 
 def private(name):

@@ -50,6 +50,8 @@ class HouseholderNormal(TorchDistribution):
         K = alpha.shape[-1]
         if not isinstance(loc, (Tensor, numbers.Real)) or (isinstance(loc, Tensor) and loc.is_complex()):
             raise TypeError(f"loc: expected a number or a tensor of real numbers, got {loc!r}.")
+        if isinstance(loc, Tensor) and loc.numel() == 0:
+            raise ValueError(f"loc: expected at least one entry, got shape {tuple(loc.shape)}.")
         loc = torch.as_tensor(loc, dtype=alpha.dtype, device=alpha.device)
         if loc.dim() == 0:
             loc = loc.expand(K)

@@ -56,7 +56,9 @@ def _check_dtype(x: Tensor, draw: Draw) -> None:
 
 def _unusable(x: Any, draw: Draw) -> bool:
     """Whether the noise cannot follow: the dense draw serves then."""
-    return isinstance(x, LazyWeight) or (isinstance(x, ParticleTensor) and not draw.particles)
+    if not isinstance(x, Tensor) or isinstance(x, LazyWeight):
+        return True
+    return isinstance(x, ParticleTensor) and not draw.particles
 
 
 def _linear(

@@ -148,7 +148,7 @@ class _Components(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         out = None
-        if value.dtype == torch.bool:  # yes and no as numbers: a bool cannot be subtracted from
+        if not value.is_floating_point():  # laws compute with their values: a bool cannot be subtracted from
             value = value.to(torch.get_default_dtype())
         for flat, law in self.parts:
             row = value[flat.to(value.device) % self._batch_shape[1]]

@@ -72,6 +72,8 @@ def predict(
             raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
     if seed is not None and (not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
         raise ValueError(f"seed: expected an integer of 64 bits or None, got {seed!r}.")
+    if site is not None and not isinstance(site, str):
+        raise TypeError(f"site: expected the name of an observed site, got {site!r}.")
     if hasattr(guide, "sites") and not guide.sites:
         raise ValueError(
             "guide: expected one with parameters, got one that has not seen its model's sites. Train it, call "
@@ -165,7 +167,8 @@ class _Run:
                 trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*chosen)
         except RuntimeError as error:
             # what a likelihood says that is asked for a draw: torch's multinomial, for instance
-            if "nan" not in str(error):
+            blamed = any(word in str(error) for word in ("nan", "p_in"))
+            if not blamed and next(_odd_rows(chosen), None) is None:
                 raise
             raise ValueError(_not_finite(chosen, 0, str(error))) from error
         nodes = {
@@ -191,12 +194,19 @@ class _Run:
 
     def plan(self, coherent: bool) -> tuple[bool, int]:
         """Whether samples can be made by repeating rows, and how many rows the model's plates admit at once."""
-        met = []
+        met, shapes = [], set()
         for size in (1, 2):
             values = self.draw(self.seed)
             fresh = _again(values)
             node = self.law(fresh, torch.zeros(size, dtype=torch.long))
             met.append(fresh)
+            law = row_law(node["fn"], size)
+            shapes.add(law.batch_shape[1:] + law.event_shape)
+        if len(shapes) > 1:
+            raise ValueError(
+                f"expected an observed site of the same shape for each row, got {sorted(map(tuple, shapes))} with one "
+                "and two rows. Is a dimension broadcast against the rows? A plate at -1 goes with shapes (..., rows)."
+            )
         self.generators.clear()
         plates = [frame.full_size for frame in node["cond_indep_stack"] if frame.full_size not in (None, frame.size)]
         limit = min([*plates, 2**31])

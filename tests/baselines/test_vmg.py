@@ -28,12 +28,17 @@ def dense(layer):
     """M ``(R, C)``, U ``(R, R)`` and V ``(C, C)``."""
     parts = [layer.mean.weight.mT] + ([layer.mean.bias.unsqueeze(0)] if layer.mean.bias is not None else [])
     precision = (-layer.log_rows).exp().diag() + layer.pseudo.mT @ layer.pseudo
-    return torch.cat(parts), torch.linalg.inv(precision).contiguous(), layer.log_columns.exp().diag()
+    return torch.cat(parts), torch.linalg.inv(precision), layer.log_columns.exp().diag()
+
+
+def kronecker(A, B):
+    """As ``torch.kron``, whose older versions take no matrix in transposed memory, as an inverse is."""
+    return torch.einsum("ij,kl->ikjl", A, B).reshape(len(A) * len(B), -1)
 
 
 def dense_law(layer):
     M, U, V = dense(layer)
-    return MultivariateNormal(M.flatten(), covariance_matrix=torch.kron(U, V))
+    return MultivariateNormal(M.flatten(), covariance_matrix=kronecker(U, V))
 
 
 def rows(layer, x):
@@ -64,8 +69,8 @@ def test_moments_are_those_of_the_dense_gaussian(layer):
     mean, variance = layer.moments(x)
     torch.testing.assert_close(mean, rows(layer, x) @ M)
     for n, row in enumerate(rows(layer, x)):
-        J = torch.kron(row.unsqueeze(0), torch.eye(2))  # (C, RC)
-        covariance = J @ torch.kron(U, V) @ J.mT
+        J = kronecker(row.unsqueeze(0), torch.eye(2))  # (C, RC)
+        covariance = J @ kronecker(U, V) @ J.mT
         torch.testing.assert_close(variance[n].diag(), covariance)  # outputs of an example are uncorrelated
 
 

@@ -47,6 +47,23 @@ def of_another_model():
     return vsd.predict(classifier(), vsd.VSDGuide(other), torch.ones(2, 3), num_samples=2)
 
 
+def yes_or_no():
+    model = vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([3, 1])), num_data=5)
+    return vsd.predict(model, vsd.VSDGuide(model), nan_at(0), num_samples=2)
+
+
+def rows_against_rows():
+    """Means (B, 1) in a plate of B rows: every row would be predicted for every other."""
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    guide = vsd.VSDGuide(model).setup(torch.ones(1, 3), torch.ones(1))
+    return vsd.predict(model, guide, torch.ones(4, 3), num_samples=2)
+
+
 def fit(**options):
     model = classifier()
     data = torch.ones(5, 3), torch.zeros(5, dtype=torch.long)
@@ -186,6 +203,13 @@ REFUSED = {
             torch.ones(2, 3, 4), laws.StructuredDropout(torch.ones(2, 1, 1), torch.ones(2), noise_dim=0).sample()
         ), ValueError, "weight: expected an input with 1 features in dimension -2",
     ),
+    "loc, empty": (lambda: laws.HouseholderNormal(torch.ones(0, 3), ALPHA), ValueError, "loc: expected at least one"),
+    "site, a dict": (lambda: predict(torch.ones(2, 3), site={}), TypeError, "site: expected the name of an obs"),
+    "rows against rows": (rows_against_rows, ValueError, "expected an observed site of the same shape for each row"),
+    "NaN, yes or no": (yes_or_no, ValueError, "inputs: expected finite numbers, got NaN or infinity in row 0"),
+    "targets, complex": (
+        lambda: regression().log_prob(torch.ones(2, dtype=torch.complex128)), ValueError, "expected real targets y",
+    ),
     "samples, None": (
         lambda: vsd.ClassificationPrediction.from_samples(None), TypeError,
         "expected samples as a tensor, got NoneType",
@@ -231,6 +255,11 @@ def test_targets_of_yes_and_no_are_scored():
     model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 1])), num_data=5)
     prediction = vsd.predict(model, vsd.VSDGuide(model), torch.ones(2, 1, 3), num_samples=2)
     assert prediction.log_prob(torch.ones(prediction.mean.shape, dtype=torch.bool)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_targets_that_are_no_floats_are_scored(dtype):
+    assert regression().log_prob(torch.ones(2, dtype=dtype)).isfinite().all()
 
 
 def test_autocast_may_mix_dtypes():
