@@ -19,8 +19,8 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("pyro_vsd", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("pyro_vsd")
 
-# The adapter's doctests run where its extra is installed.
-collect_ignore = [] if importlib.util.find_spec("lightning") else ["pyro_vsd/lightning.py"]
+# An adapter's doctests run where its extra is installed.
+collect_ignore = [f"pyro_vsd/{name}.py" for name in ("lightning", "sklearn") if not importlib.util.find_spec(name)]
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,8 @@ class VSDModule(LightningModule):
     :param optimizer: one of ``torch.optim``, or a function of parameter groups (``name`` and ``params``) that makes
         one, such as ``torch.optim.AdamW``. By default Adam.
     :param scheduler: a function of the optimiser that makes a learning-rate scheduler, or what else Lightning takes for
-        one: ``lambda o: {"scheduler": ReduceLROnPlateau(o), "monitor": "val_nll"}``.
+        one: ``lambda o: {"scheduler": ReduceLROnPlateau(o), "monitor": "val_nll"}``
+        (in regression ``val_log_likelihood``).
     :param num_samples: posterior samples of validation, test and prediction.
     :param num_inputs: how many of a batch's tensors are the model's inputs; for validation the last one is the target.
     :param predict_options: further options of ``vsd.predict``.

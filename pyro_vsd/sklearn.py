@@ -234,7 +234,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param device: where to compute.
     :param random_state: an integer, a ``RandomState``, or ``None`` for NumPy's global one.
 
-    :ivar model_: the network with its observation model; ``guide_`` its posterior: for all of ``vsd`` to use.
+    :ivar model_: the network with its observation model; ``guide_`` its posterior: for all of ``vsd`` to use, in
+        standardised units; :meth:`predictive` gives predictions in those of y.
     :ivar history_: a record of each epoch.
     :ivar n_features_in\_: columns of X; ``feature_names_in_`` their names where X had some.
 

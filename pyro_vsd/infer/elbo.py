@@ -255,7 +255,7 @@ class VSD_ELBO(ELBO):
                 if is_validation_enabled():
                     check_site_shape(site, self.max_plate_nesting)
                 # particles mark their tensors; the loss is an ordinary one
-                value = site["log_prob"].sum().as_subclass(Tensor)
+                value = _plain(site["log_prob"].sum())
                 self._likelihoods[name] = value.detach()
                 total = total + value
         summed: Tensor = total
@@ -311,8 +311,12 @@ def _check_reparametrized(name: str, law: Any) -> None:
 
 def _log_prob_sum(trace: Any, name: str) -> Tensor:
     trace.compute_log_prob(lambda n, site: n == name)
-    value: Tensor = trace.nodes[name]["log_prob_sum"]
-    return value.as_subclass(Tensor)
+    return _plain(trace.nodes[name]["log_prob_sum"])
+
+
+def _plain(value: Tensor) -> Tensor:
+    """Without a subclass; as it is where it has none, since torch 2.4 makes no second one under a dispatch mode."""
+    return value if type(value) is Tensor else value.as_subclass(Tensor)
 
 
 def _closed_form(law: Any, prior: Any) -> Tensor | None:

@@ -115,8 +115,10 @@ def count_rows(data: Any) -> int:
     leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
     sizes = {len(leaf) if leaf.dim() else -1 for leaf in leaves}
     if len(sizes) != 1 or sizes == {-1}:
-        shapes = [tuple(leaf.shape) for leaf in leaves]
-        raise ValueError(f"data: expected tensors (x, y) with the same number of rows, got shapes {shapes}.")
+        got = f"shapes {[tuple(leaf.shape) for leaf in leaves]}"
+        if not leaves:
+            got = f"{[type(leaf).__name__ for leaf in tree_leaves(data)]}. torch.as_tensor makes tensors of arrays"
+        raise ValueError(f"data: expected tensors (x, y) with the same number of rows, got {got}.")
     return sizes.pop()
 
 

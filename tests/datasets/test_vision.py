@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import re
 import struct
 
 import numpy as np
@@ -175,3 +176,12 @@ def test_cifar100_refuses_a_hostile_pickle(tmp_path):
     (folder / "test").write_bytes(pickle.dumps({"data": Hostile()}))
     with pytest.raises(pickle.UnpicklingError, match="expected arrays, numbers and strings, got posix.system"):
         datasets.cifar100(tmp_path, test_only=True)
+
+
+@pytest.mark.parametrize("core", [b"numpy.core", b"numpy._core"])
+def test_cifar100_written_with_either_numpy_is_read(core, tmp_path, monkeypatch):
+    _, (images, _) = write_cifar100(tmp_path, monkeypatch)
+    file = tmp_path / "cifar-100-python" / "test"
+    file.write_bytes(re.sub(rb"numpy\._?core", core, file.read_bytes()))
+    _, test = datasets.cifar100(tmp_path, test_only=True)
+    torch.testing.assert_close(test.x * 255, torch.from_numpy(images).double())

@@ -15,6 +15,9 @@ from pyro_vsd.training.archive import read_archive, write_archive
 from tests.training import cases
 from tests.training.cases import PyroRun, TorchRun
 
+# SequentialLR of torch 2.4 calls its parts in a way that torch 2.4 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")
+
 
 def adam(groups):
     return torch.optim.Adam(groups)

@@ -87,6 +87,16 @@ CASES = {
 }  # fmt: skip
 
 
+def marks_while_watched():
+    """Whether a tensor can be given a subclass under a dispatch mode, as particles are: not in torch 2.4."""
+    try:
+        with Watch():
+            (torch.ones(1) + 1).as_subclass(nn.Parameter)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.fixture
 def unchecked():
     """As in production: Pyro's checks of arguments look at the numbers."""
@@ -96,6 +106,8 @@ def unchecked():
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_waits_for_nothing(case, unchecked):
+    if case == "vectorized" and not marks_while_watched():
+        pytest.skip("this version of torch marks no tensor while operations are watched")
     *setting, options = CASES[case]("cpu")
     assert not watched_step(*setting, **options).waits
 

@@ -43,7 +43,7 @@ SOURCES = {
 OPTIMIZERS = {
     "default": lambda: None,
     "class": lambda: torch.optim.AdamW,
-    "factory": lambda: lambda groups: torch.optim.SGD(groups, lr=1e-4, momentum=0.9),
+    "factory": lambda: lambda groups: torch.optim.SGD(groups, lr=1e-5, momentum=0.9),
     "pyro": lambda: pyro.optim.Adam({"lr": 0.01}),
     "pyro-schedule": lambda: pyro.optim.ExponentialLR(
         {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}, "gamma": 0.9}
