@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "datasets": set(),
     "baselines": BELOW_BASELINES,
     "training": {"infer", "prediction", "metrics"},
-    "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots"},
+    "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots", "training"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
     "__init__": EVERYTHING,

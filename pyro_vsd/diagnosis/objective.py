@@ -12,9 +12,10 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
-from pyro_vsd.diagnosis.rows import Rows, arguments, count_rows
+from pyro_vsd.diagnosis.rows import Rows, count_rows
 from pyro_vsd.infer import VSD_ELBO
 from pyro_vsd.infer.parameters import get_parameter
+from pyro_vsd.training.batches import arguments
 
 __all__ = ["Objective", "measure_objective"]
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from pyro_vsd import metrics
-from pyro_vsd.diagnosis.rows import Rows, arguments, concatenated, count_rows
+from pyro_vsd.diagnosis.rows import Rows, concatenated, count_rows
 from pyro_vsd.infer import predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.training.batches import arguments
 
 __all__ = ["measure_prediction", "samples_needed"]
 

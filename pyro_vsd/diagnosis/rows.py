@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Rows", "arguments", "concatenated", "count_rows", "mapped"]
+__all__ = ["Rows", "concatenated", "count_rows", "mapped"]
 
 # Where neither the caller nor a loader says: what `vsd.fit` takes.
 _BATCH_SIZE = 100
@@ -89,20 +90,12 @@ class Rows:
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Nested tuples, lists and dicts with the function applied to their tensors."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: mapped(function, item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(mapped(function, item) for item in value)
-    return value
+    """Nested tensors, each put through a function."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    mapped(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
-    return found
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def count_rows(value: Any, name: str = "data") -> int:
@@ -113,16 +106,6 @@ def count_rows(value: Any, name: str = "data") -> int:
         got = f"shapes {shapes}" if shapes else "no tensor. torch.as_tensor makes tensors of arrays"
         raise ValueError(f"{name}: expected tensors (x, y) with the same number of rows, got {got}.")
     return sizes.pop()
-
-
-def arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as the model's arguments, on a device."""
-    batch = mapped(lambda tensor: tensor.to(device), batch)
-    if isinstance(batch, dict):
-        return (), batch
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    raise TypeError(f"data: expected batches (x, y) or dicts of arguments, got a {type(batch).__name__}.")
 
 
 def concatenated(batches: list[Any]) -> Any:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pyro_vsd.diagnosis.covariance import best_covariance, best_droprates, best_scales, noise_objective
 from pyro_vsd.diagnosis.curvature import curvature_or_reason
-from pyro_vsd.diagnosis.rows import Rows, arguments, count_rows
+from pyro_vsd.diagnosis.rows import Rows, count_rows
 from pyro_vsd.infer.parameters import get_parameter
+from pyro_vsd.training.batches import arguments
 
 __all__ = ["COLLAPSED", "EXPLODED", "measure_gains", "measure_sites"]
 
