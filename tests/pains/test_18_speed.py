@@ -80,14 +80,15 @@ def test_normals_are_drawn_once_a_layer():
 
 
 def test_nothing_is_as_large_as_a_dense_draw_or_a_covariance():
-    """No draw per example ``(B, Q, K)``, no ``K × K``; a weight's own shape at most thrice more often than in the plain
-    network (views for autograd), where a dense draw and its gradient would make it four times more."""
+    """No draw per example ``(B, Q, K)``, no ``K × K``; a weight's own shape at most twice more often than in the plain
+    network (views for autograd; torch 2.4 makes one more), where a dense draw and its gradient would make it four times more."""
     plain, ours = plain_step(), vsd_step()
     largest = max(Q * K for K, Q in zip(SIZES[:-1], SIZES[1:], strict=True))
     assert max(torch.Size(shape).numel() for shape in ours.shapes) == largest
     assert not [shape for shape in ours.shapes if len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] >= 40]
     made = {shape: (plain.shapes[shape], ours.shapes[shape]) for shape in [(50, 60), (40, 50), (10, 40)]}
-    assert all(here <= there + 3 for there, here in made.values()), made
+    views = 3 if torch.__version__.startswith("2.4.") else 2
+    assert all(here <= there + views for there, here in made.values()), made
 
 
 def test_vectorised_particles_cost_no_more_operations():
