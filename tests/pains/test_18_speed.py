@@ -81,7 +81,8 @@ def test_normals_are_drawn_once_a_layer():
 
 def test_nothing_is_as_large_as_a_dense_draw_or_a_covariance():
     """No draw per example ``(B, Q, K)``, no ``K × K``; a weight's own shape at most twice more often than in the plain
-    network (views for autograd; torch 2.4 makes one more), where a dense draw and its gradient would make it four times more."""
+    network (views for autograd; torch 2.4 makes one more), where a dense draw and its gradient would make it
+    four times more."""
     plain, ours = plain_step(), vsd_step()
     largest = max(Q * K for K, Q in zip(SIZES[:-1], SIZES[1:], strict=True))
     assert max(torch.Size(shape).numel() for shape in ours.shapes) == largest
