@@ -4,7 +4,7 @@ import contextlib
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,14 @@ def run(
     device: str = "cpu",
     smoke: bool = False,
     tuning: Path = RESULTS,
+    callback: Callable[[int, Method, Parts], None] | None = None,
+    more: Callable[[Method, Parts], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Trains and evaluates one unit; a checkpoint in ``work`` lets it go on after a kill."""
+    """Trains and evaluates one unit; a checkpoint in ``work`` lets it go on after a kill.
+
+    :param callback: called with the epoch, the method and the data after each epoch of training.
+    :param more: what else is to be told of the trained method.
+    """
     setting: Setting = unit.setting
     variant = setting.variants[unit.variant]
     tuned: dict[str, Any] = {}
@@ -58,7 +64,8 @@ def run(
     parts = placed(load(setting, data, smoke), device, setting.channels_last)
     method = make(setting, variant, len(parts.train), unit.seed, device)
     checkpoint = work / unit.task / f"{unit.variant}-seed{unit.seed}.pt"
-    history, seconds = train(method, parts.train, setting, variant, unit.seed, checkpoint, unit.name)
+    after = None if callback is None else lambda epoch, method, _: callback(epoch, method, parts)
+    history, seconds = train(method, parts.train, setting, variant, unit.seed, checkpoint, unit.name, after)
     result = {
         "method": variant.method,
         "options": variant.options,
@@ -75,6 +82,7 @@ def run(
         **evaluate(method, parts, setting.num_samples, unit.seed),
         # the singular values of a ResNet take longer than its few steps
         **({} if smoke else {"layers": rounded(layer_sizes(method), 5)}),
+        **({} if more is None else rounded(more(method, parts), 6)),
         "history": rounded(history, 4),
     }
     checkpoint.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.paper import store, uci_networks
+from benchmarks.paper.rotation_uci import Studied, noise_of
 from benchmarks.paper.settings.uci import UCISetting, UCIVariant
 from benchmarks.paper.uci_data import Splits, Twins, held_out, load_splits
 from benchmarks.paper.uci_svi import SVINetworks
@@ -26,8 +27,10 @@ from pyro_vsd.prediction import RegressionPrediction
 
 __all__ = ["run", "run_variant", "units"]
 
-# Streams of random numbers: of the start, of the batches' order, of the noise, of predictions.
-START, ORDER, NOISE, PREDICTION = range(1, 5)
+# Streams of random numbers: of the start, of the batches' order, of the noise, of predictions, of the curvature.
+START, ORDER, NOISE, PREDICTION, CURVATURE = range(1, 6)
+# Those that are not in uci_networks.
+_NETWORKS: dict[str, Any] = {"SVI": SVINetworks, "Studied": Studied}
 
 
 def units(setting: UCISetting) -> list[Unit]:
@@ -80,8 +83,10 @@ def run_variant(data: Splits, setting: UCISetting, variant: UCIVariant, seed: in
         found = scored(samples[:, columns.index(tuple(choice.tolist()))], sigma, data)
         groups[name] = found | {"sigma": sigma.tolist(), "chosen": choice.tolist()}
     groups["tuned"] = best_group(variant, scores, choices, groups)
+    more = {"noise": noise_of(net, data.x, list(choices), generators(seed, CURVATURE, 1))} if variant.studied else {}
     result = {
         "label": variant.label,
+        **more,
         "settings": setting.common()
         | {"steps": steps, "samples": variant.samples, "members": variant.members}
         | {"network": variant.network, "options": variant.options},
@@ -129,7 +134,7 @@ def fit(
     spread = {key: value.repeat_interleave(variant.members, 1).contiguous() for key, value in options.items()}
     extra = {"members": variant.members} if variant.members > 1 else {}
     sizes = (x.shape[-1], setting.hidden, 1)
-    kind = SVINetworks if variant.network == "SVI" else getattr(uci_networks, variant.network)
+    kind = _NETWORKS.get(variant.network) or getattr(uci_networks, variant.network)
     net = kind(sizes, spread, generators(seed, START, stage), **extra, **variant.options)
     how: dict[str, Any] = {"order": generators(seed, ORDER, stage), "noise": generators(seed, NOISE, stage)}
     how |= {"steps": steps, "lr": setting.lr, "batch": setting.batch}

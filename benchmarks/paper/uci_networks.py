@@ -84,6 +84,9 @@ class Replicas(nn.Module):
         nll = 0.5 * precision * residual + self.log_sigma + 0.5 * math.log(2 * math.pi)
         return num_data * nll + self.penalty(common)
 
+    def halfway(self, x: Tensor, generator: torch.Generator, optimizer: torch.optim.Optimizer) -> None:
+        """Called once, when half of the training is over, with all training rows."""
+
 
 class MAP(Replicas):
     """A point estimate under a Gaussian prior; with members, a deep ensemble."""
@@ -190,16 +193,19 @@ class VSD(Replicas):
         return [noise_terms(getattr(self, f"log_alpha{i}"), self.vectors(i)) for i in (0, 1)]
 
     def layer(self, i: int, x: Tensor, common: Any, samples: int, generator: torch.Generator) -> Tensor:
-        P, _, rows, K = x.shape
-        eps = torch.randn(P, 1, rows, K, generator=generator)
-        terms = common[i]
-        x = x * structured_noise(eps, terms.std, terms.N, terms.S)
+        x = x * self.noise(i, x.shape, common[i], generator)
         return super().layer(i, x, common, samples, generator)
 
-    def penalty(self, common: Any) -> Tensor:
-        return sum(self._weights(i) * 0.5 * common[i].log_ratio for i in (0, 1))
+    def noise(self, i: int, shape: torch.Size, terms: NoiseTerms, generator: torch.Generator) -> Tensor:
+        """The noise ``(P, C, rows, K)`` of a layer's inputs of that shape."""
+        P, _, rows, K = shape
+        eps = torch.randn(P, 1, rows, K, generator=generator)
+        return structured_noise(eps, terms.std, terms.N, terms.S)
 
-    def _weights(self, i: int) -> Tensor:
+    def penalty(self, common: Any) -> Tensor:
+        return sum(self.strength(i) * 0.5 * common[i].log_ratio for i in (0, 1))
+
+    def strength(self, i: int) -> Tensor:
         """λ of a layer: times its Q where the KL is the paper's, as ``VSD_ELBO(kl_scale="weight")``."""
         columns = self.sizes[i + 1]
         return self.options["kl_weight"] * torch.where(self.options["per_weight"] > 0, columns, 1)
@@ -233,7 +239,7 @@ class VSDHierarchical(VSD):
             loc, scale = getattr(self, f"z_loc{i}"), getattr(self, f"z_log_scale{i}").exp()
             law = LogNormal(loc, scale, validate_args=False)
             kl_z = kl_divergence(law, InverseGamma(one, one, validate_args=False)).sum(-1)
-            total = total + self._weights(i) * hierarchical_terms(loc, scale, "paper")
+            total = total + self.strength(i) * hierarchical_terms(loc, scale, "paper")
             total = total + self.options["kl_weight"] * kl_z
         return total
 

@@ -56,6 +56,8 @@ def train(
     history: list[float] = []
     total, count = torch.zeros(()), 0
     for step, index in enumerate(batches(P, n, batch, steps, order)):
+        if step == steps // 2:
+            net.halfway(x, noise, optimizer)
         optimizer.param_groups[0]["lr"] = 0.5 * lr * (1 + math.cos(math.pi * step / steps))
         optimizer.zero_grad()
         loss = net.loss(x[rows, index], y[rows, index], n, noise)

@@ -82,7 +82,7 @@ ABLATIONS = {
 }
 
 
-def _setting(
+def mnist_setting(
     task: str, sizes: list[int], variants: dict[str, Variant], num_validation: int = 10_000, **options: object
 ) -> Setting:
     return Setting(
@@ -104,8 +104,8 @@ def _setting(
 # All 60,000 rows, nothing held out: is it the rows that differ from the paper?
 ALL_ROWS = {name: VARIANTS[name] for name in ("vsd_t2", "ard_vd", "map")}
 SETTINGS = [
-    _setting("mnist_400x2", [784, 400, 400, 10], VARIANTS | SHORT | FULL | LONG, epochs=15),
-    _setting("mnist_400x2_60k", [784, 400, 400, 10], ALL_ROWS, num_validation=0, epochs=15),
-    _setting("mnist_ablation", [784, 400, 400, 10], ABLATIONS, epochs=10, seeds=(0, 1)),
-    _setting("mnist_750x3", [784, 750, 750, 750, 10], VARIANTS | FULL, epochs=15, tuned_as="mnist_400x2"),
+    mnist_setting("mnist_400x2", [784, 400, 400, 10], VARIANTS | SHORT | FULL | LONG, epochs=15),
+    mnist_setting("mnist_400x2_60k", [784, 400, 400, 10], ALL_ROWS, num_validation=0, epochs=15),
+    mnist_setting("mnist_ablation", [784, 400, 400, 10], ABLATIONS, epochs=10, seeds=(0, 1)),
+    mnist_setting("mnist_750x3", [784, 750, 750, 750, 10], VARIANTS | FULL, epochs=15, tuned_as="mnist_400x2"),
 ]

@@ -16,7 +16,7 @@ round all choices are made on training rows.
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-__all__ = ["SETTINGS", "UCISetting", "UCIVariant"]
+__all__ = ["FOLDS", "SETTINGS", "STEPS", "UCISetting", "UCIVariant", "kl_list"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class UCIVariant:
     :param paper: the column of the paper's tables it stands beside.
     :param steps: of training; the set's by default.
     :param folds: parts held out in turn; the set's by default.
+    :param studied: whether the noise is compared with the best there is, for the network ``Studied``.
     """
 
     label: str
@@ -45,6 +46,7 @@ class UCIVariant:
     paper: str | None = None
     steps: int | None = None
     folds: int | None = None
+    studied: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,17 @@ class UCISetting:
         return {key: value for key, value in asdict(self).items() if key not in ("variants", "module", "seeds", "task")}
 
 
-def _kl(scale: str, *weights: float) -> list[dict[str, float]]:
+def kl_list(scale: str, *weights: float) -> list[dict[str, float]]:
     return [{"kl_weight": w, "per_weight": float(scale == "weight"), "init_alpha": 0.2} for w in weights]
 
 
 def _noise(small: bool) -> dict[str, list[dict[str, float]]]:
     """λ for both scales of the KL, and the library's default beside them."""
     if small:
-        lists = {"unit": _kl("unit", 1.0, 3.0), "weight": _kl("weight", 0.1, 0.2, 0.3)}
+        lists = {"unit": kl_list("unit", 1.0, 3.0), "weight": kl_list("weight", 0.1, 0.2, 0.3)}
     else:
-        lists = {"unit": _kl("unit", 0.3, 1.0), "weight": _kl("weight", 0.02, 0.1)}
-    return lists | {"default": _kl("unit", 1.0)}
+        lists = {"unit": kl_list("unit", 0.3, 1.0), "weight": kl_list("weight", 0.02, 0.1)}
+    return lists | {"default": kl_list("unit", 1.0)}
 
 
 def _vsd(label: str, small: bool, network: str = "VSD", paper: str | None = "VSD", **options: Any) -> UCIVariant:
@@ -117,7 +119,7 @@ def _all(name: str) -> dict[str, UCIVariant]:
     variants = _variants(True)
     if name == "yacht":  # the same networks one by one through VSDGuide and SVI, at the library's default λ
         variants["vsd_t2_svi"] = UCIVariant(
-            "VSD, T = 2, through VSDGuide and SVI", "SVI", {"default": _kl("unit", 1.0)}, {"T": 2}
+            "VSD, T = 2, through VSDGuide and SVI", "SVI", {"default": kl_list("unit", 1.0)}, {"T": 2}
         )
     if name in _AGAIN:
         for key in ("vsd_t2", "vd", "map", "mc_dropout"):
@@ -128,18 +130,18 @@ def _all(name: str) -> dict[str, UCIVariant]:
 
 
 _WEAKER = {
-    "unit": _kl("unit", 0.3, 1.0, 3.0),
-    "weight": _kl("weight", 0.05, 0.1, 0.2, 0.3),
-    "default": _kl("unit", 1.0),
+    "unit": kl_list("unit", 0.3, 1.0, 3.0),
+    "weight": kl_list("weight", 0.05, 0.1, 0.2, 0.3),
+    "default": kl_list("unit", 1.0),
 }
 _AGAIN: dict[str, dict[str, int]] = {"yacht": {"folds": 5}, "concrete": {"steps": 8000, "folds": 2}}
-_STEPS = {"yacht": 2400, "boston": 2400, "energy": 3000, "concrete": 3000, "wine": 2400}
+STEPS = {"yacht": 2400, "boston": 2400, "energy": 3000, "concrete": 3000, "wine": 2400}
 _LARGE = {"kin8nm": 12000, "power": 15000, "naval": 12000}
 
 # The smallest sets have 42 and 68 held-out rows: two parts for them.
-_FOLDS = {"yacht": 2, "boston": 2}
+FOLDS = {"yacht": 2, "boston": 2}
 
 SETTINGS = [
-    UCISetting(f"uci_{name}", name, _all(name), steps, folds=_FOLDS.get(name, 1)) for name, steps in _STEPS.items()
+    UCISetting(f"uci_{name}", name, _all(name), steps, folds=FOLDS.get(name, 1)) for name, steps in STEPS.items()
 ]
 SETTINGS += [UCISetting(f"uci_{name}", name, _variants(False), steps) for name, steps in _LARGE.items()]
