@@ -32,17 +32,16 @@ def compared(A: Tensor, log_alpha: Tensor, vectors: Tensor, strength: float) -> 
     }
 
 
-def reach(A: Tensor, strength: float, steps: int = 600) -> dict[str, list[float]]:
+def reach(A: Tensor, strength: float) -> dict[str, list[float]]:
     """The least F found with T reflections, ``reach1`` and so on, for matrices ``A (batch, K, K)``.
 
-    More reflections can do all that fewer can, so where the search ends higher the better of fewer counts.
+    More reflections can do all that fewer or none can, so where the search ends higher the best of fewer counts.
     """
     out: dict[str, list[float]] = {}
-    lowest: Tensor | None = None
+    lowest = torch.tensor([noise_objective(best_droprates(one, strength), one, strength) for one in A])
     for T in REFLECTIONS:
         if A.shape[-1] > T:
-            noise = best_reflections(A / strength, 1.0, T, steps=steps)
-            value = strength * family_objective(*noise, A / strength, 1.0)
-            lowest = value if lowest is None else torch.minimum(lowest, value)
+            noise = best_reflections(A, strength, T)
+            lowest = torch.minimum(lowest, strength * family_objective(*noise, A.double() / strength, 1.0))
             out[f"reach{T}"] = lowest.tolist()
     return out

@@ -21,8 +21,8 @@ units = images.units
 
 # Training rows that a curvature is measured on, and how many at once.
 _ROWS, _BATCH = 5_000, 500
-# Steps of the search for the best reflections of a layer: it has up to 784 units, and a step takes 30 ms.
-_STEPS = 300
+# Steps of the search that a start from the closed form takes.
+_POLISH = 10
 
 
 def run(unit: Unit, data: Path | None, work: Path, **how: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def set_noise(method: Any, data: Data) -> None:
     """Droprates and vectors of every weight at the best there are for the network as it is."""
     for site, A in curvatures(method, data).items():
         log_alpha, vectors = (get_parameter(method.guide, f"{role}.{site}") for role in ("log_alpha", "vectors"))
-        values = best_reflections(A, 1.0, len(vectors), steps=_STEPS)
+        values = best_reflections(A, 1.0, len(vectors), polish=_POLISH)
         for parameter, value in zip((log_alpha, vectors), values, strict=True):
             parameter.copy_(value)
             method.optimizer.state.pop(parameter, None)  # moments of the values before
@@ -73,5 +73,5 @@ def noise_of(method: Any, data: Data) -> dict[str, dict[str, float]]:
         )
         out[site] = compared(A, log_alpha, vectors, 1.0)
         if len(vectors) == 0:
-            out[site] |= {key: value[0] for key, value in reach(A[None], 1.0, _STEPS).items()}
+            out[site] |= {key: value[0] for key, value in reach(A[None], 1.0).items()}
     return out

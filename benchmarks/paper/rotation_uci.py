@@ -15,6 +15,8 @@ __all__ = ["Studied", "noise_of"]
 
 # Draws of the noise that a curvature is averaged over.
 _DRAWS = 4
+# Steps of the search that a start from the closed form takes.
+_POLISH = 10
 # Splits whose noise is compared with the best there is; each costs seconds.
 _SPLITS = 5
 
@@ -80,7 +82,7 @@ class Studied(VSD):
             return
         for i, A in enumerate(self.curvature(x, generator)):
             strength = self.strength(i).double()[..., None, None]
-            log_alpha, vectors = best_reflections(A / strength, 1.0, self.T)
+            log_alpha, vectors = best_reflections(A / strength, 1.0, self.T, polish=_POLISH)
             parameters = (getattr(self, f"log_alpha{i}"), getattr(self, f"vectors{i}"))
             for parameter, value in zip(parameters, (log_alpha, vectors), strict=True):
                 parameter.copy_(value)

@@ -9,10 +9,10 @@ from typing import Any
 from scipy import stats
 
 from benchmarks.paper import store
-from benchmarks.paper.settings.uci import SETTINGS
+from benchmarks.paper.settings.uci import SETTINGS, UCISetting
 from benchmarks.paper.uci_published import PAPER
 
-__all__ = ["paired", "standing", "tables"]
+__all__ = ["differences", "load", "paired", "standing", "tables"]
 
 METRICS = ("rmse", "log_likelihood")
 TITLES = {"rmse": "RMSE (lower is better)", "log_likelihood": "Test log-likelihood (higher is better)"}
@@ -35,15 +35,15 @@ PAIRS = [
     (("vsd_t2_again", "tuned"), ("vsd_t2", "tuned")),
     (("vsd_t2_svi", "default"), ("vsd_t2", "default")),
 ]
-WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit"}
+WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit", "strong": "strong"}
 
 Results = dict[tuple[str, str, int], dict[str, Any]]
 
 
-def load(folder: str | Path) -> Results:
-    """All UCI results by set, variant and seed."""
+def load(folder: str | Path, settings: Iterable[UCISetting] = SETTINGS) -> Results:
+    """All results of these settings by set, variant and seed."""
     found: Results = {}
-    for setting in SETTINGS:
+    for setting in settings:
         for result in store.load(folder, setting.task):
             if result["variant"] in setting.variants:
                 found[setting.data, result["variant"], result["seed"]] = result
@@ -119,8 +119,9 @@ def tables(results_folder: str | Path) -> str:
         parts += [f"### {TITLES[metric]}", "", *_main(results, metric, number), ""]
     parts += [*_standing_lines(results), "", "### Coverage of 95 % intervals", "", *_coverage(results), ""]
     parts += ["### Paired differences", "", PAIRED_TEXT, ""]
+    labels = {name: kind.label for name, kind in SETTINGS[0].variants.items()}
     for metric in METRICS:
-        parts += [f"**{TITLES[metric]}**", "", *_differences(results, metric), ""]
+        parts += [f"**{TITLES[metric]}**", "", *differences(results, metric, PAIRS, labels), ""]
     parts += ["### Chosen λ", "", *_choices(results), ""]
     return "\n".join(parts)
 
@@ -205,15 +206,23 @@ def _coverage(results: Results) -> list[str]:
     return lines
 
 
-def _differences(results: Results, metric: str) -> list[str]:
+def differences(
+    results: Results, metric: str, pairs: list[tuple[tuple[str, str], tuple[str, str]]], labels: dict[str, str]
+) -> list[str]:
+    """A table of paired differences, the sets in columns; pairs without results are left out.
+
+    :param pairs: variant and list of settings, minus another.
+    :param labels: of the variants.
+    """
     sets = _sets(results)
     lines = _header(["difference"], sets)
-    labels = {name: kind.label for name, kind in SETTINGS[0].variants.items()}
-    for one, other in PAIRS:
+    for one, other in pairs:
         found = [paired(results, data, one, other, metric) for data in sets]
         if not any(found):
             continue
         left, right = (f"{labels[variant]} [{WORDS[group]}]" for variant, group in (one, other))
+        if one[1] == other[1] and len({group for pair in pairs for _, group in pair}) == 1:
+            left, right = labels[one[0]], labels[other[0]]  # all of one list: said once above the table
         cells = []
         for data, value in zip(sets, found, strict=True):
             if value is None:

@@ -1,0 +1,127 @@
+"""The tables of the page "What the rotation buys", from the stored results."""
+
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.paper import store, uci_tables
+from benchmarks.paper.noise_study import REFLECTIONS
+from benchmarks.paper.settings.rotation import SETTINGS
+from benchmarks.paper.settings.uci import UCISetting
+from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown, page
+
+__all__ = ["PAGE", "Layer", "layers", "render", "write"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rotation.md"
+
+#: training rows: the KL counts once for all of them
+ROWS = {"yacht": 277, "boston": 455, "energy": 691, "concrete": 927, "mnist": 50_000}
+NAMES = {"mnist": "MNIST 400×2"}
+LISTS = {"default": "λ = 1 per unit, the default", "strong": "λ = 0.3 per weight, strong noise"}
+_LAYERS = ("inputs", "first hidden", "second hidden")
+_BASE = [("t1", "t0"), ("t2", "t0"), ("t5", "t0"), ("t10", "t0"), ("t20", "t0"), ("t10", "t2")]
+_MORE = [
+    ("t0_closed", "t0"),
+    ("t2_closed", "t2"),
+    ("t10_closed", "t10"),
+    ("t2_draws2", "t2"),
+    ("t2_mirrored", "t2_draws2"),
+]
+_UCI = [setting for setting in SETTINGS if isinstance(setting, UCISetting)]
+
+
+class Layer(NamedTuple):
+    """F of a layer's noise, of one network each: lists of equal length by kind of noise."""
+
+    data: str
+    variant: str
+    group: str
+    number: int
+    values: dict[str, list[float]]
+
+    def gain(self) -> float:
+        """What the best noise would gain over the best independent noise, in nats; the mean over networks."""
+        return statistics.fmean(self.values["independent"]) - statistics.fmean(self.values["best"])
+
+    def share(self, kind: str) -> float:
+        """Which part of that gain this kind of noise has; sums over networks, so that small gains count little."""
+        return (statistics.fmean(self.values["independent"]) - statistics.fmean(self.values[kind])) / self.gain()
+
+
+def layers(folder: Path = store.RESULTS) -> list[Layer]:
+    """All that was measured of noise, seeds and splits together."""
+    found: dict[tuple[str, str, str, int], dict[str, list[float]]] = {}
+    for setting in SETTINGS:
+        for result in store.load(folder, setting.task):
+            for group, number, values in _measured(result["noise"]):
+                into = found.setdefault((setting.data, result["variant"], group, number), {})
+                for kind, numbers in values.items():
+                    into.setdefault(kind, []).extend(numbers)
+    return [Layer(*key, values) for key, values in found.items()]
+
+
+def _measured(noise: dict[str, Any]) -> list[tuple[str, int, dict[str, list[float]]]]:
+    if "default" not in noise:  # a classifier: one network, layers by the names of their weights
+        one = [{kind: [value] for kind, value in layer.items()} for layer in noise.values()]
+        return [("default", number, values) for number, values in enumerate(one)]
+    return [(group, i, layer) for group, found in noise.items() for i, layer in enumerate(found.values())]
+
+
+def render(folder: Path = store.RESULTS) -> str:
+    """All tables for which there are results."""
+    found = layers(folder)
+    parts = [_possible(found), _found(found)]
+    results = uci_tables.load(folder, _UCI)
+    labels = {name: kind.label for name, kind in _UCI[0].variants.items()}
+    for metric in uci_tables.METRICS if results else ():
+        for group, words in LISTS.items():
+            pairs = [((one, group), (other, group)) for one, other in _BASE + _MORE]
+            lines = uci_tables.differences(results, metric, pairs, labels)
+            if len(lines) > 2:
+                parts.append("\n".join([f"### {uci_tables.TITLES[metric]}: {words}", "", *lines]))
+    parts.append(_mnist(folder))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _possible(found: list[Layer]) -> str:
+    rows = []
+    for layer in found:
+        if layer.variant == "t0" and layer.group == "default":
+            cells = [f"{layer.share(f'reach{T}'):.0%}" if f"reach{T}" in layer.values else "" for T in REFLECTIONS]
+            per_row = 1000 * layer.gain() / ROWS[layer.data]
+            name = NAMES.get(layer.data, layer.data.capitalize())
+            rows.append([name, _LAYERS[layer.number], f"{layer.gain():.1f}", f"{per_row:.2f}", *cells])
+    header = ["network", "noise on", "gain, nats", "in 1/1000 nat per row", *(f"T = {T}" for T in REFLECTIONS)]
+    return markdown("What is to be gained, and the share within reach of T reflections", header, rows) if rows else ""
+
+
+def _found(found: list[Layer]) -> str:
+    variants = ["t0", "t1", "t2", "t5", "t10", "t20", "t0_closed", "t2_closed", "t10_closed"]
+    by_place: dict[tuple[str, int], dict[str, Layer]] = {}
+    for layer in found:
+        if layer.group == "default":
+            by_place.setdefault((layer.data, layer.number), {})[layer.variant] = layer
+    rows = []
+    for (data, number), there in by_place.items():
+        for kind, words in (("trained", "as trained"), ("sized", "best sizes")):
+            cells = [f"{there[name].share(kind):.0%}" if name in there else "" for name in variants]
+            rows.append([NAMES.get(data, data.capitalize()), _LAYERS[number], words, *cells])
+    names = [name.replace("t", "T = ", 1).replace("_closed", ", closed") for name in variants]
+    return markdown("The share that training found", ["network", "noise on", "", *names], rows) if rows else ""
+
+
+def _mnist(folder: Path) -> str:
+    results = by_variant(folder, "rotation_mnist")
+    setting = next(setting for setting in SETTINGS if setting.task == "rotation_mnist")
+    rows = [
+        [setting.variants[name].label]
+        + [estimate([scale * run["metrics"][key] for run in runs], digits) for _, key, scale, digits in MEASURES]
+        for name, runs in results.items()
+    ]
+    note = f"FC 400×2, {setting.epochs} epochs, {setting.num_samples} samples."
+    return markdown("MNIST", ["noise", *(name for name, *_ in MEASURES)], rows, note) if rows else ""
+
+
+def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
+    """Rebuilds the tables of the page."""
+    store.write(path, page(path.read_text(encoding="utf-8"), render(folder)))
