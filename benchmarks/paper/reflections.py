@@ -81,8 +81,8 @@ def best_reflections(A: Tensor, strength: float, T: int, polish: int = 100) -> t
         alpha = 1 / (curvature + (squares.mT @ (1 / (1 + s)).unsqueeze(-1)).squeeze(-1))
     log_alpha = alpha.log()
     if T and polish:
-        flat = zip(log_alpha.flatten(0, -2), vectors.flatten(0, -3), A.flatten(0, -3), strict=True)
-        both = [_polished(*one, polish) for one in flat] if A.dim() > 2 else [_polished(log_alpha, vectors, A, polish)]
+        flat = (t.reshape(-1, *t.shape[t.dim() - n :]) for t, n in ((log_alpha, 1), (vectors, 2), (A, 2)))
+        both = [_polished(*one, polish) for one in zip(*flat, strict=True)]
         log_alpha = torch.stack([one[0] for one in both]).view_as(log_alpha)
         vectors = torch.stack([one[1] for one in both]).view_as(vectors)
     return log_alpha, vectors
