@@ -3,7 +3,7 @@
 This file alone imports Lightning (``pip install 'pyro_vsd[lightning]'``); ``vsd.lightning`` does so when asked for.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -23,6 +23,9 @@ from pyro_vsd.training.generators import get_rng_state, set_rng_state
 from pyro_vsd.training.plain import to_plain
 from pyro_vsd.training.steps import make_optimizer
 
+if TYPE_CHECKING:
+    from typing import Self
+
 __all__ = ["VSDModule"]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
@@ -38,7 +41,8 @@ class VSDModule(LightningModule):
 
     A checkpoint of Lightning's also holds the step of the KL's schedule and the random generators of all processes: a
     run of as many processes resumed with ``Trainer.fit(…, ckpt_path=…)`` from the end of an epoch goes on bit for bit
-    on the CPU. In several processes each draws its own noise, whatever the seed.
+    on the CPU. In several processes each draws its own noise, whatever the seed. To predict from one, give the model
+    and its guide to :meth:`load_from_checkpoint`.
 
     :param model: a Pyro model that is a module.
     :param guide: its guide, with parameters: hand-written models call ``guide.setup(x, y)`` first.
@@ -195,6 +199,32 @@ class VSDModule(LightningModule):
         return self(*inputs)
 
     # ---- checkpoints
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> "Self":
+        """A module with the parameters of a checkpoint, which holds neither the model nor its guide: give both, made as
+        for training, and what else differs from the defaults.
+
+        .. code-block:: python
+
+            model = make_model()
+            module = VSDModule.load_from_checkpoint("last.ckpt", model=model, guide=vsd.VSDGuide(model), elbo=elbo)
+
+        The objects given take the parameters over. Only training that goes on needs the ``elbo``, for which
+        ``Trainer.fit(module, …, ckpt_path="last.ckpt")`` is the way that also brings the optimiser and the generators.
+
+        :param checkpoint_path: a file of Lightning's.
+        :param args: Lightning's own options, also by name: ``map_location``, ``strict``, …
+        :param kwargs: arguments of :class:`VSDModule`.
+        """
+        missing = [name for name in ("model", "guide") if name not in kwargs]
+        if missing and cls.__init__ is VSDModule.__init__:  # a subclass may make them by itself
+            raise TypeError(
+                f"expected model and guide as arguments, which a checkpoint does not hold, got none for "
+                f"{' and '.join(missing)}. Make them as for training: "
+                f"{cls.__name__}.load_from_checkpoint(path, model=model, guide=guide)."
+            )
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         elbo = self.elbo.state_dict() if hasattr(self.elbo, "state_dict") else None

@@ -275,6 +275,30 @@ def test_a_checkpoint_is_of_plain_types_and_loads_for_prediction(tmp_path):
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"), [([], "model and guide"), (["model"], "guide"), (["guide"], "model")], ids=str
+)
+def test_a_checkpoint_without_its_model_and_guide(given, missing, tmp_path):
+    found = module()
+    train(found, tmp_path, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    parts = {name: getattr(found, name) for name in given}
+    message = rf"expected model and guide as arguments, .* got none for {missing}\. .*path, model=model, guide=guide"
+    with pytest.raises(TypeError, match=message):
+        VSDModule.load_from_checkpoint(tmp_path / "last.ckpt", **parts)
+
+
+class MakesItsOwn(VSDModule):
+    def __init__(self):
+        model = cases.regressor()
+        super().__init__(model, vsd.VSDGuide(model))
+
+
+def test_a_subclass_may_make_its_model_and_guide(tmp_path):
+    found = MakesItsOwn()
+    train(found, tmp_path, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    assert cases.same(values(MakesItsOwn.load_from_checkpoint(tmp_path / "last.ckpt")), values(found))
+
+
 def test_another_checkpoint_is_told(tmp_path):
     found = module()
     engine = train(found, tmp_path, epochs=1)

@@ -5,9 +5,9 @@ from typing import Any
 import pyro.distributions as dist
 from torch import Tensor, nn
 
-from pyro_vsd.prediction import check_labels, check_target
+from pyro_vsd.prediction.checks import check_labels, check_target
 
-__all__ = ["Observation", "call", "num_rows", "rows_of"]
+__all__ = ["Observation", "call", "check_classes", "num_rows", "rows_of"]
 
 # Where log σ starts: noise of about a third of standardised targets.
 LOG_SIGMA = -1.0
@@ -50,11 +50,21 @@ class Observation(nn.Module):
         """Log-likelihood of each row, ``(B,)``; with outputs ``(S, B, C)`` of S samples ``(S, B)``."""
         law = self.law(output)
         if self.task == "classification":
+            check_classes(y)
             y = check_labels(y, output.shape[-2], output.shape[-1])
         else:
             check_target(y, (law.batch_shape[-1], *law.event_shape))
         log_prob: Tensor = law.log_prob(y)
         return log_prob
+
+
+def check_classes(y: Tensor) -> None:
+    """Refuse real numbers as classes: as a rule, the task was not given."""
+    if y.is_floating_point() or y.is_complex():
+        raise ValueError(
+            f"expected integer labels y for task='classification', got {y.dtype}. For numbers to predict make the "
+            "method with task='regression'; for classes use y.long()."
+        )
 
 
 def call(net: nn.Module, x: Any) -> Tensor:

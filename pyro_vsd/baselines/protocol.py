@@ -17,7 +17,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.observation import Observation, call, num_rows, rows_of
+from pyro_vsd.baselines.observation import Observation, call, check_classes, num_rows, rows_of
 from pyro_vsd.infer import predict as predict_by_guide
 from pyro_vsd.infer.collect import Collector, make_collector
 from pyro_vsd.infer.modes import evaluation_mode
@@ -227,6 +227,8 @@ class GuideMethod(Method):
         return pyro.get_param_store().scope(self._store)
 
     def loss(self, x: Any, y: Tensor) -> Tensor:
+        if self.task == "classification":
+            check_classes(y)
         with self.own_store():
             loss: Tensor = self.elbo.differentiable_loss(self.model, self.guide, x, y)
         return loss

@@ -14,6 +14,7 @@ from pyro_vsd.diagnosis.findings import (
     data_findings,
     objective_findings,
     prediction_findings,
+    row_findings,
     site_findings,
     with_causes,
 )
@@ -46,7 +47,7 @@ def diagnose(
     The report names what is wrong by construction (droprates all equal beside reflections, a ``num_data`` that is not
     the number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that swamps the fit, Θ that
     froze or drifted, predictions that are too sure; and how much of the gain is found that the best covariance of the
-    noise could give.
+    noise could give. A note says where fewer than 30 rows are behind the figures, which then scatter.
 
     For models of ``vsd.nn`` and hand-written Pyro models alike. What a model does not tell is left out, and the report
     says so: where Θ started (known for ``vsd.nn``), predictions (the model must accept a call without its last
@@ -98,7 +99,17 @@ def diagnose(
         stack.enter_context(evaluation_mode(model))
         torch.manual_seed(seed)
         run = _Run(model, guide, rows, settled(elbo), device, seed, num_rows)
-        return run.report(held_out, num_samples, max_units, assumed=elbo is None)
+        try:
+            return run.report(held_out, num_samples, max_units, assumed=elbo is None)
+        except (ValueError, RuntimeError) as error:
+            # not before: a model may mask a NaN, and a mask may hold -inf
+            where = sorted(rows.not_finite | (held_out.not_finite if held_out else set()))
+            if not where:
+                raise
+            raise ValueError(
+                f"{', '.join(where)}: expected finite numbers, got NaN or infinities among them, which the model does "
+                "not mask. Leave these rows out, or fill in numbers."
+            ) from error
 
 
 class _Run:
@@ -134,6 +145,10 @@ class _Run:
             prediction = self._prediction(held_out, num_samples)
             if prediction:
                 findings += prediction_findings(prediction, held_out is not None, findings)
+            for source in (rows, held_out):
+                if source is not None:
+                    limited = source.seen == self.num_rows and source.num_rows != self.num_rows
+                    findings += row_findings(source.name, source.seen, limited)
         looked_at = self.num_rows if self.rows.num_rows is None else min(self.num_rows, self.rows.num_rows)
         settings: dict[str, Any] = {"data": self.rows.num_rows, "rows": looked_at, "assumed": assumed}
         settings |= {name: getattr(self.elbo, name) for name in ("kl_weight", "kl_scale", "prior")}
@@ -156,6 +171,8 @@ class _Run:
         for name, values in sites.items():
             values["kl"] = objective.kl.get(name)
             values["theta_slope"] = objective.slopes.get(name)
+        if self.rows.not_finite and not math.isfinite(objective.log_likelihood):
+            raise ValueError(f"the log-likelihood of the data is {objective.log_likelihood}")  # `diagnose` says why
         if objective.constant is None:
             self.left_out.append("the log-likelihood of a constant prediction: not known for this likelihood")
         if self.rows.num_rows is None:

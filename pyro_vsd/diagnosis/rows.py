@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pyro_vsd.training.batches import arguments
+
 __all__ = ["Rows", "concatenated", "count_rows", "mapped"]
 
 # Where neither the caller nor a loader says: what `vsd.fit` takes.
@@ -21,6 +23,8 @@ class Rows:
 
     :ivar num_rows: rows of the whole, or ``None`` where that is not known.
     :ivar batch_size: of training: as given, else the loader's own, else that of ``vsd.fit``, which is ``assumed``.
+    :ivar seen: rows of the longest pass so far.
+    :ivar not_finite: where in the batches so far there were NaN or infinite entries, as ``data[0]``.
 
     >>> rows = Rows("data", (torch.arange(5.0), torch.arange(5)), 2)
     >>> [len(x) for x, y in rows.batches(seed=0, at_most=4)]
@@ -30,7 +34,8 @@ class Rows:
     def __init__(self, name: str, data: Any, batch_size: int | None):
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise ValueError(f"batch_size: expected an integer >= 1 or None, got {batch_size!r}.")
-        self.data, self.num_rows = data, None
+        self.name, self.data, self.num_rows = name, data, None
+        self.seen, self.not_finite = 0, set[str]()
         self._loader = False
         own = None
         if isinstance(data, tuple):
@@ -65,9 +70,17 @@ class Rows:
         for batch in source:
             batch = _first(batch, min(largest or at_most, at_most - seen))
             seen += count_rows(batch)
+            self._note(batch, seen)
             yield batch
             if seen >= at_most:
                 return
+
+    def _note(self, batch: Any, seen: int) -> None:
+        self.seen = max(self.seen, seen)
+        args, kwargs = arguments(batch, None)
+        for key, part in (*enumerate(args), *kwargs.items()):
+            if not all(bool(tensor.isfinite().all()) for tensor in tensors(part)):
+                self.not_finite.add(f"{self.name}[{key!r}]")
 
     def _cut(self, size: int, seed: int) -> Iterator[Any]:
         assert self.num_rows is not None

@@ -8,14 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_vsd.prediction import (
-    ClassificationPrediction,
-    Prediction,
-    RegressionPrediction,
-    check_labels,
-    check_target,
-    to_tensor,
-)
+from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.prediction.checks import check_labels, check_target, to_tensor
 
 __all__ = ["Array", "Classes", "classes", "gaussians", "mean", "probabilities", "targets", "vector"]
 

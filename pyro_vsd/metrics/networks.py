@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_vsd.metrics.inputs import Array
-from pyro_vsd.prediction import to_tensor
+from pyro_vsd.prediction.checks import to_tensor
 
 __all__ = ["spectral_norm", "stable_rank"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["Report"]
@@ -29,8 +30,8 @@ _BETTER = {
 }
 
 
-class Report:
-    """Named measures of one prediction; prints as a table.
+class Report(Mapping[str, float]):
+    """Named measures of one prediction: a mapping from names to numbers that prints as a table.
 
     :param values: measures in the order they are shown.
     :param num_rows: rows they were computed from.
@@ -43,8 +44,8 @@ class Report:
     metric         value  better
     accuracy      0.9870  higher ↑
     nll           0.0411  lower ↓
-    >>> report["nll"]
-    0.0411
+    >>> report["nll"], "ece" in report, list(report)
+    (0.0411, False, ['accuracy', 'nll'])
     """
 
     def __init__(
@@ -57,6 +58,12 @@ class Report:
         if name not in self._values:
             raise KeyError(f"expected one of {', '.join(self._values)}, got {name}")
         return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def better(self, name: str) -> str:
         """Which way a measure is better, in a word; empty where neither is."""

@@ -158,6 +158,11 @@ def _sureness(prediction: Classes, score: Sureness | None) -> Tensor:
 def _losses(prediction: Classes, y: Array, loss: Loss | None) -> Tensor:
     """Loss of every row, ``(N,)``."""
     if loss is not None:
+        if not callable(loss):
+            raise TypeError(
+                f"expected loss as a function from prediction and y to one number for each row, got {loss!r}. The "
+                "negative log-likelihood is loss=lambda prediction, y: -prediction.log_prob(y)."
+            )
         rows = len(prediction) if isinstance(prediction, Prediction) else prediction.shape[-2]
         losses = vector("loss", loss(prediction, y))
         if len(losses) != rows:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_vsd.metrics.calibration import adaptive_gap, bin_sums, classwise_gap, classwise_sums, equal_width, gap
-from pyro_vsd.metrics.classification import correct, row_brier, row_nll
+from pyro_vsd.metrics.classification import correct, mutual_information, predictive_entropy, row_brier, row_nll
 from pyro_vsd.metrics.inputs import Array, Classes, labelled, targets
 from pyro_vsd.metrics.ood import Score, detection, ood_score
 from pyro_vsd.metrics.regression import below_levels, inside, level_gap, row_cdf, row_crps, row_log_likelihood
@@ -165,12 +165,12 @@ class Stream:
             "hits": _total(hits),
             "nll": _total(row_nll(probs, labels)),
             "brier": _total(row_brier(probs, labels)),
-            "entropy": -_total(ood_score(probs, "entropy")),
+            "entropy": _total(predictive_entropy(probs)),
             "bins": bin_sums(confidence, hits, edges),
             "classwise": classwise_sums(probs, labels, edges),
         }
         if isinstance(prediction, Prediction) or prediction.ndim == 3:
-            sums["mutual_information"] = -_total(ood_score(prediction, "mutual_information"))
+            sums["mutual_information"] = _total(mutual_information(prediction))
         score = confidence if self.score == "max_probability" else ood_score(prediction, self.score)
         return sums, {"confidence": confidence, "hits": hits.bool(), "score": score}
 

@@ -14,7 +14,8 @@ from pyro_vsd.metrics import auroc, ece, ood_score, predictive_entropy, reliabil
 from pyro_vsd.metrics.inputs import Array, Classes, probabilities
 from pyro_vsd.metrics.ood import Score
 from pyro_vsd.plots.style import GREY, array, finish, look, named, new_axes
-from pyro_vsd.prediction import Prediction, to_tensor
+from pyro_vsd.prediction import Prediction
+from pyro_vsd.prediction.checks import to_tensor
 
 __all__ = ["entropy_cdf", "entropy_histogram", "ood_roc", "reliability"]
 

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from pyro_vsd.plots.noise import droprates
-from pyro_vsd.plots.style import GREY, finish, look
+from pyro_vsd.plots.style import GREY, finish, look, one_axes
 
 __all__ = ["diagnosis"]
 
 
-def diagnosis(report: Any, *, axes: Sequence[Axes] | None = None) -> list[Axes]:
+def diagnosis(report: Any, *, axes: Sequence[Axes] | NDArray[Any] | None = None) -> list[Axes]:
     """Four panels: droprates, the objective's terms per datum, the noise against the best, and NLL by samples.
 
     :param report: of ``vsd.diagnose``.
-    :param axes: four axes to draw on; a new figure without.
+    :param axes: four axes to draw on, in a sequence or an array; a new figure without.
 
     >>> import torch, pyro_vsd as vsd
     >>> x = torch.randn(50, 3)
@@ -28,15 +30,18 @@ def diagnosis(report: Any, *, axes: Sequence[Axes] | None = None) -> list[Axes]:
     """
     if axes is None:
         _, grid = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained")
-        axes = list(grid.flat)
+        axes = grid
+    if not isinstance(axes, Sequence | numpy.ndarray):
+        raise TypeError(f"expected axes as a sequence or an array of four, got {axes!r}. Use plt.subplots(2, 2)[1].")
+    axes = [one_axes("axes", ax) for ax in (axes.flat if isinstance(axes, numpy.ndarray) else axes)]
     if len(axes) != 4:
-        raise ValueError(f"expected four axes, got {len(axes)}.")
+        raise ValueError(f"expected four axes, got {len(axes)}. Use plt.subplots(2, 2)[1].")
     for panel, draw, title in zip(
         axes, (_droprates, _objective, _noise, _samples), ("droprates", "objective", "noise", "samples"), strict=True
     ):
         draw(panel, report)
         panel.set_title(title, loc="left", fontsize="medium")
-    return list(axes)
+    return axes
 
 
 def _droprates(ax: Axes, report: Any) -> None:

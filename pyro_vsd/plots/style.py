@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["GREY", "Look", "array", "finish", "look", "named", "new_axes"]
+__all__ = ["GREY", "Look", "array", "finish", "look", "named", "new_axes", "one_axes"]
 
 GREY = "#666666"
 
@@ -46,9 +46,18 @@ def look(index: int) -> Look:
 def new_axes(ax: Axes | None) -> Axes:
     """The given axes, or those of a new figure that notebooks show."""
     if ax is not None:
-        return ax
+        return one_axes("ax", ax)
     _, fresh = plt.subplots(figsize=(5.0, 3.6), layout="constrained")
     return fresh
+
+
+def one_axes(name: str, ax: Any) -> Axes:
+    """Axes, or an error that names the argument: ``plt.subplots`` gives an array of them where there are several."""
+    if not isinstance(ax, Axes):
+        size = getattr(ax, "shape", None)
+        got = f"an array of shape {size}. Take one of them: {name}.flat[0]" if size is not None else f"{ax!r}"
+        raise TypeError(f"expected {name} as one matplotlib Axes, got {got}.")
+    return ax
 
 
 def array(tensor: Tensor) -> NDArray[Any]:

@@ -102,8 +102,12 @@ def load_checkpoint(
     """
     content = read_archive(path, map_location)
     if set(content) != _KEYS:
-        found = sorted(map(str, content))
-        raise ValueError(f"path: expected a checkpoint with {sorted(_KEYS)}, got {os.fspath(path)!r} with {found}.")
+        missing, unknown = sorted(_KEYS - set(content)), sorted(map(str, set(content) - _KEYS))
+        raise ValueError(
+            f"path: expected a checkpoint with the fields {sorted(_KEYS)}, got {os.fspath(path)!r}, without {missing} "
+            f"and with {unknown}. Another version of pyro_vsd wrote it: read it with that one, and save the states of "
+            "model and guide by themselves."
+        )
     given = {"model": model, "guide": guide, "optimizer": optimizer, "scheduler": scheduler, "elbo": elbo}
     try:
         actions = _verify(content, {name: thing for name, thing in given.items() if thing is not None}, rng)

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ from pyro_vsd.training.steps import make_steps
 from pyro_vsd.training.stopping import Interrupt, Monitor
 
 __all__ = ["Checkpoint", "Loop"]
+
+# What a checkpoint holds of a run, and of each of its processes, beside the states of model, guide and optimiser.
+_OF_RUN = ("seed", "batch", "batches", "history", "processes", *(f"monitor.{k}" for k in Monitor(None).state_dict()))
+_OF_PROCESS = ("loader", "epoch_start", *(f"means.{k}" for k in EpochMeans().state_dict()))
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,7 @@ class Loop:
 
     def _validate(self) -> dict[str, float]:
         if callable(self.validation):
-            found = self.validation(self.model, self.guide)
-            return self.group.same({name: float(value) for name, value in found.items()})
+            return self.group.same(_measures(self.validation(self.model, self.guide)))
         # Always the same noise: the differences between epochs are those of the parameters.
         seed = epoch_seed(self.batches.seed, -2)
         stream = Stream()
@@ -268,6 +271,7 @@ class Loop:
                 f"checkpoint: expected a file written by fit, got {path!r}, which was not. Load it with "
                 "load_checkpoint, and give fit another path or Checkpoint(path, resume=False)."
             )
+        _check_fields(path, state, _OF_RUN)
         if seed is not None and seed != state["seed"]:
             raise ValueError(
                 f"seed: expected {state['seed']}, with which {path!r} was begun, got {seed}. Use another path for "
@@ -285,9 +289,13 @@ class Loop:
                 f"{self.group.size}. Start with as many; or read the parameters with load_checkpoint and begin a new "
                 "run with another path."
             )
+        grouped = self.group.size > 1
+        own = state["processes"][self.group.rank] if grouped else state
+        begun = ("epoch_start.rng", "epoch_start.loader") if state["batch"] else ()
+        _check_fields(path, own, (*_OF_PROCESS, *begun, *(["rng"] if grouped else [])))
         load_checkpoint(path, **{name: part for name, part in self._parts().items() if part is not None})
-        if self.group.size > 1:
-            state |= state["processes"][self.group.rank]
+        if grouped:
+            state |= own
             set_rng_state(state["rng"])
         self.epoch, self.step, self.batch = content["epoch"], content["step"], state["batch"]
         self.saved = self.epoch, self.batch
@@ -297,6 +305,34 @@ class Loop:
         self.means.load_state_dict(state["means"])
         self.history = History(state["history"])
         self.monitor.load_state_dict(state["monitor"])
+
+
+def _check_fields(path: str, state: Any, fields: Iterable[str]) -> None:
+    for field in fields:
+        part = state
+        for key in field.split("."):
+            if not isinstance(part, dict) or key not in part:
+                raise ValueError(
+                    f"checkpoint: expected a file of fit with the field {field!r}, got {path!r} without. Another "
+                    "version of pyro_vsd wrote it: go on with that one; or read the parameters with load_checkpoint, "
+                    "and give fit another path or Checkpoint(path, resume=False)."
+                )
+            part = part[key]
+
+
+def _measures(found: Any) -> dict[str, float]:
+    """What a validation function returned, as numbers by name."""
+    way_out = "Return a dict such as {'nll': value}, or what vsd.metrics.report gives."
+    if not isinstance(found, Mapping):
+        got = f"a {type(found).__name__}"
+        raise TypeError(f"validation: expected a function that returns {{name: number}}, got {got}. {way_out}")
+    numbers = {}
+    for name, value in found.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"validation: expected a number for {name!r}, got {value!r}. {way_out}") from None
+    return numbers
 
 
 def _validation_batches(data: Any, group: Group) -> Iterable[Any]:

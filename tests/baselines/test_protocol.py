@@ -8,6 +8,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_vsd as vsd
+from pyro_vsd.baselines import METHODS, make_method
 from pyro_vsd.baselines.map import MAP
 from pyro_vsd.baselines.protocol import GuideMethod, Observation, gaussian_penalty, latent_sites_of, network_init
 from pyro_vsd.baselines.vsd import VSD
@@ -75,6 +76,16 @@ def test_a_loss_that_is_not_finite_changes_nothing():
         method.step(torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.long))
     assert torch.equal(method.net[0].weight, before)
     assert method.num_steps == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("shape", [(8,), (8, 1)])
+def test_numbers_without_the_task(name, outputs, shape):
+    method = make_method(name, vsd.nn.mlp([3, 4, outputs]), num_data=8)
+    message = "expected integer labels y for task='classification', got torch.float64. .*task='regression'.*y.long"
+    with pytest.raises(ValueError, match=message):
+        method.step(torch.randn(8, 3), torch.randn(shape))
 
 
 def test_state_of_another_method():

@@ -10,8 +10,7 @@ import sklearn.metrics
 import torch
 
 from pyro_vsd import metrics
-from pyro_vsd import prediction as prediction_module
-from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction, regression
 
 ALL = ["rmse", "log_likelihood", "coverage", "crps", "calibration_error"]
 DISTRIBUTIONAL = ["coverage", "crps", "calibration_error"]
@@ -122,7 +121,7 @@ def test_crps_both_ways_against_all_pairs(num_samples, spread):
 def test_crps_in_blocks_equals_all_at_once(block, monkeypatch):
     prediction, y = random_case(5, 10, 2)
     expected = metrics.crps(prediction, y)
-    monkeypatch.setattr(prediction_module, "_BLOCK", block)
+    monkeypatch.setattr(regression, "_BLOCK", block)
     assert metrics.crps(prediction, y) == pytest.approx(expected, rel=1e-12)
 
 

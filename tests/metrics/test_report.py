@@ -60,6 +60,22 @@ def test_detection_is_added(score):
     assert {name: values[name] for name in DETECTION} == pytest.approx(expected)
 
 
+def test_report_is_a_mapping_from_names_to_numbers():
+    prediction, y = classes()
+    found = report(prediction, y)
+    assert list(found) == list(found.to_dict())
+    assert len(found) == 10
+    assert dict(found) == dict(found.items()) == found.to_dict()
+    assert ("nll" in found, "rmse" in found, found.get("rmse")) == (True, False, None)
+
+
+@pytest.mark.parametrize("probs", [[0.3, 0.7], [1.0, 0.0]])
+def test_no_measure_of_one_sample_is_minus_zero(probs):
+    found = report(ClassificationPrediction.from_samples(torch.tensor([[probs]])), torch.tensor([0]))
+    assert "-0.0000" not in str(found)
+    assert math.copysign(1, found["mutual_information"]) == 1
+
+
 def test_several_sets_outside_by_name():
     (prediction, y), (one, _), (two, _) = classes(), classes(80, 0.5), classes(50, 0.1)
     values = report(prediction, y, {"svhn": one, "cifar": two})

@@ -165,6 +165,20 @@ def test_wrong_arguments_for_classes(arguments, message):
         risk_coverage(PROBS, Y, **arguments)
 
 
+@pytest.mark.parametrize("loss", ["nll", 0.5, torch.zeros(6)])
+@pytest.mark.parametrize("metric", [aurc, risk_coverage])
+def test_a_loss_that_is_no_function(metric, loss):
+    message = r"expected loss as a function from prediction and y .*, got .*loss=lambda prediction, y: -prediction.log"
+    with pytest.raises(TypeError, match=message):
+        metric(PROBS, Y, loss=loss)
+
+
+def test_the_loss_that_the_error_proposes():
+    prediction = ClassificationPrediction.from_samples(PROBS.unsqueeze(0))
+    curve = risk_coverage(prediction, Y, loss=lambda prediction, y: -prediction.log_prob(y))
+    assert curve.risk[-1].item() == pytest.approx(metrics.nll(PROBS, Y))
+
+
 def test_wrong_score_for_numbers():
     with pytest.raises(ValueError, match="expected score 'stddev' or, for a RegressionP.*, got 'entropy'"):
         aurc(*gaussians(4), score="entropy")

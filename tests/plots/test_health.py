@@ -54,5 +54,18 @@ def test_what_was_not_measured_is_said(report):
 def test_draws_on_given_axes(report):
     _, grid = plt.subplots(1, 4)
     assert report.plot(list(grid)) == list(grid)
-    with pytest.raises(ValueError, match="expected four axes, got 1"):
+    with pytest.raises(ValueError, match=r"expected four axes, got 1\. Use plt.subplots\(2, 2\)"):
         report.plot([grid[0]])
+
+
+def test_draws_on_an_array_of_axes(report):
+    _, grid = plt.subplots(2, 2)
+    assert report.plot(grid) == list(grid.flat)
+
+
+def test_what_is_no_axes_is_refused(report):
+    _, grid = plt.subplots(2, 2)
+    with pytest.raises(TypeError, match="expected axes as a sequence or an array of four, got <Axes"):
+        report.plot(grid[0, 0])
+    with pytest.raises(TypeError, match="expected axes as one matplotlib Axes, got None"):
+        report.plot([None] * 4)

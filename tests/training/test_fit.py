@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import pyro_vsd as vsd
 from pyro_vsd.training import Checkpoint, EarlyStopping, History, fit, load_checkpoint, save_checkpoint
+from pyro_vsd.training.archive import read_archive, write_archive
 from tests.training import cases
 
 
@@ -200,6 +201,30 @@ def test_validation_of_classes():
     model = cases.classifier()
     history = fit(model, vsd.VSDGuide(model), cases.classes(), epochs=1, validation=cases.classes(), **FAST)
     assert {"accuracy", "nll", "ece"} <= set(history[0]["validation"])
+
+
+def test_validation_by_a_function_that_reports():
+    def validation(model, guide):
+        prediction = vsd.predict(model, guide, cases.data().x, num_samples=3, progress=False)
+        return vsd.metrics.report(prediction, cases.data().y)
+
+    assert "log_likelihood" in Run().fit(1, validation=validation)[0]["validation"]
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (3.0, r"validation: expected a function that returns \{name: number\}, got a float. Return a dict such as"),
+        (None, r"that returns \{name: number\}, got a NoneType. Return a dict such as \{'nll': value\}"),
+        ([("nll", 1.0)], r"that returns \{name: number\}, got a list"),
+        ({"nll": "low"}, "validation: expected a number for 'nll', got 'low'. Return a dict such as"),
+        ({"nll": torch.ones(2)}, "validation: expected a number for 'nll', got tensor"),
+        ({"nll": None}, "validation: expected a number for 'nll', got None"),
+    ],
+)
+def test_validation_by_a_function_that_returns_something_else(found, message):
+    with pytest.raises(TypeError, match=message):
+        Run().fit(1, validation=lambda model, guide: found)
 
 
 def test_validation_does_not_change_the_training():
@@ -413,6 +438,29 @@ def test_resume_false_begins_anew(tmp_path):
     Run().fit(2, checkpoint=path)
     assert len(Run().fit(1, checkpoint=Checkpoint(path, resume=False))) == 1
     assert load_checkpoint(path)["epoch"] == 1
+
+
+RUN = ["seed", "batch", "batches", "history", "processes", "monitor", "monitor.best", "monitor.best_epoch"]
+PROCESS = ["loader", "epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count", "means.weights"]
+
+
+@pytest.mark.parametrize("field", [*RUN, *PROCESS])
+def test_a_checkpoint_without_a_field_is_told_and_changes_nothing(field, tmp_path):
+    path = tmp_path / "run.ckpt"
+    Run(elbo=interrupted_at(1), checkpoint=path).fit(2)  # in the middle of an epoch
+    content = read_archive(path)
+    *folders, last = field.split(".")
+    state = content["extra"]["fit"]
+    for folder in folders:
+        state = state[folder]
+    del state[last]
+    write_archive(path, content)
+    run = Run(checkpoint=path)
+    before = run.values()
+    message = rf"checkpoint: expected a file of fit with the field '{field}.*', got .*run.ckpt' without.*resume=False"
+    with pytest.raises(ValueError, match=message):
+        run.fit(2)
+    assert cases.same(run.values(), before)
 
 
 # ---- Ctrl-C

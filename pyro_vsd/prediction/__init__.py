@@ -1,0 +1,11 @@
+"""What a prediction is: the predictive distribution of every row, averaged over posterior samples.
+
+``N`` rows, ``S`` posterior samples, ``C`` classes, ``D`` outputs. Variances over samples divide by ``S``, so that one
+sample has none. Every tensor is detached.
+"""
+
+from pyro_vsd.prediction.classification import ClassificationPrediction
+from pyro_vsd.prediction.generic import Prediction
+from pyro_vsd.prediction.regression import RegressionPrediction
+
+__all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction"]
