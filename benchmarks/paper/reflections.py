@@ -64,15 +64,16 @@ def best_reflections(A: Tensor, strength: float, T: int, polish: int = 100) -> t
     The T leading eigenvectors of A, where noise hurts most, become directions of the noise. Given U, the droprates that
     minimise F solve :math:`1/\alpha_j = a_j/c + \sum_i U_{ij}^2/(1 + s_i)` with :math:`a = \operatorname{diag}(U^\top A
     U)`: a fixed point that never raises F (the tangent of :math:`\log(1 + s_i)` bounds it). Then L-BFGS in both. From
-    random vectors the search ends far worse: it is not convex.
+    random vectors the search ends far worse: it is not convex. Beyond ``K - 1``, vectors are zero: no reflections.
 
     :param polish: iterations of L-BFGS for each matrix.
     """
-    A = A.detach().double() / strength
+    A, K = A.detach().double() / strength, A.shape[-1]
     _, directions = torch.linalg.eigh(A)
-    vectors = reflections_onto(directions[..., A.shape[-1] - T :].flip(-1))
+    vectors = reflections_onto(directions[..., max(1, K - T) :].flip(-1))  # K - 1 make any rotation
+    vectors = torch.cat([vectors, vectors.new_zeros(*A.shape[:-2], T - vectors.shape[-2], K)], -2)
     terms = noise_terms(torch.zeros_like(A[..., 0]), vectors)
-    U = torch.eye(A.shape[-1], dtype=A.dtype) - terms.N.mT @ (terms.S @ terms.N)
+    U = torch.eye(K, dtype=A.dtype) - terms.N.mT @ (terms.S @ terms.N)
     curvature = (U * (A @ U)).sum(-2).clamp(min=_SMALLEST)
     alpha = 2 / (curvature * (1 + (1 + 4 / curvature).sqrt()))  # the optimum for T = 0
     squares = U.square()
