@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.paper import runner, store, tables
+from benchmarks.paper import rotation_tables, runner, store, tables
 from benchmarks.paper.registry import AT_HAND, SETTINGS
 from benchmarks.paper.unit import Setting
 
@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--smoke", action="store_true", help="a few steps on random images; nothing is kept")
     command = commands.add_parser("tables", help="print the tables as Markdown")
     command.add_argument("--results", type=Path, default=store.RESULTS, help="folder of the JSON files")
-    command.add_argument("--write", action="store_true", help="into the page beside this file, in place of printing")
+    command.add_argument("--write", action="store_true", help="into their pages, in place of printing")
     command = commands.add_parser("figures", help="draw the figures")
     command.add_argument("--results", type=Path, default=store.RESULTS, help="folder of the JSON files")
     command.add_argument("--out", type=Path, required=True, help="folder of the pictures")
@@ -53,13 +53,15 @@ def main() -> None:
     if arguments.command == "tables":
         if arguments.write:
             tables.write(arguments.results)
+            rotation_tables.write(arguments.results)
         else:
-            print(tables.render(arguments.results))
+            print(tables.render(arguments.results), rotation_tables.render(arguments.results), sep="\n\n")
         return
     if arguments.command == "figures":
-        from benchmarks.paper.figures import draw  # matplotlib takes a second to import
+        from benchmarks.paper import figures, rotation_figures  # matplotlib takes a second to import
 
-        print(*draw(arguments.out, arguments.results), sep="\n")
+        for module in (figures, rotation_figures):
+            print(*module.draw(arguments.out, arguments.results), sep="\n")
         return
     units = runner.selected(arguments.task, arguments.only, arguments.seeds)
     if arguments.command == "run" and arguments.smoke:

@@ -10,7 +10,7 @@ from benchmarks.paper.settings.rotation import SETTINGS
 from benchmarks.paper.settings.uci import UCISetting
 from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown, page
 
-__all__ = ["PAGE", "Layer", "layers", "render", "write"]
+__all__ = ["NAMES", "PAGE", "UCI_SETTINGS", "Layer", "layers", "render", "write"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rotation.md"
 
@@ -27,7 +27,7 @@ _MORE = [
     ("t2_draws2", "t2"),
     ("t2_mirrored", "t2_draws2"),
 ]
-_UCI = [setting for setting in SETTINGS if isinstance(setting, UCISetting)]
+UCI_SETTINGS = [setting for setting in SETTINGS if isinstance(setting, UCISetting)]
 
 
 class Layer(NamedTuple):
@@ -71,8 +71,8 @@ def render(folder: Path = store.RESULTS) -> str:
     """All tables for which there are results."""
     found = layers(folder)
     parts = [_possible(found), _found(found)]
-    results = uci_tables.load(folder, _UCI)
-    labels = {name: kind.label for name, kind in _UCI[0].variants.items()}
+    results = uci_tables.load(folder, UCI_SETTINGS)
+    labels = {name: kind.label for name, kind in UCI_SETTINGS[0].variants.items()}
     for metric in uci_tables.METRICS if results else ():
         for group, words in LISTS.items():
             pairs = [((one, group), (other, group)) for one, other in _BASE + _MORE]
@@ -96,18 +96,31 @@ def _possible(found: list[Layer]) -> str:
 
 
 def _found(found: list[Layer]) -> str:
-    variants = ["t0", "t1", "t2", "t5", "t10", "t20", "t0_closed", "t2_closed", "t10_closed"]
+    """Shares of the gain that the trained correlations have, and what the sizes of the noise leave."""
+    variants = ["t0", "t1", "t2", "t5", "t10", "t20", "t0_closed", "t2_closed", "t10_closed", "t20_closed"]
     by_place: dict[tuple[str, int], dict[str, Layer]] = {}
     for layer in found:
         if layer.group == "default":
             by_place.setdefault((layer.data, layer.number), {})[layer.variant] = layer
-    rows = []
-    for (data, number), there in by_place.items():
-        for kind, words in (("trained", "as trained"), ("sized", "best sizes")):
-            cells = [f"{there[name].share(kind):.0%}" if name in there else "" for name in variants]
-            rows.append([NAMES.get(data, data.capitalize()), _LAYERS[number], words, *cells])
     names = [name.replace("t", "T = ", 1).replace("_closed", ", closed") for name in variants]
-    return markdown("The share that training found", ["network", "noise on", "", *names], rows) if rows else ""
+    shares, left = [], []
+    for (data, number), there in by_place.items():
+        place = [NAMES.get(data, data.capitalize()), _LAYERS[number]]
+        shares.append([*place, *(f"{there[v].share('sized'):.0%}" if v in there else "" for v in variants)])
+        left.append([*place, *(f"{_lag(there[v]):.2f}" if v in there else "" for v in variants)])
+    if not shares:
+        return ""
+    title = "The share that training found: correlations as trained, each unit's noise at its best size"
+    return "\n\n".join([
+        markdown(title, ["network", "noise on", *names], shares),
+        markdown("What the sizes of the noise leave, 1/1000 nat per row", ["network", "noise on", *names], left),
+    ])  # fmt: skip
+
+
+def _lag(layer: Layer) -> float:
+    """What the best sizes would gain over the trained ones, in 1/1000 nat per row."""
+    trained, sized = (statistics.fmean(layer.values[kind]) for kind in ("trained", "sized"))
+    return 1000 * (trained - sized) / ROWS[layer.data]
 
 
 def _mnist(folder: Path) -> str:
