@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.paper import rotation_tables, runner, store, tables
+from benchmarks.paper import options_tables, rotation_tables, runner, store, tables
 from benchmarks.paper.registry import AT_HAND, SETTINGS
 from benchmarks.paper.unit import Setting
 
@@ -52,10 +52,10 @@ def main() -> None:
     arguments = _parser().parse_args()
     if arguments.command == "tables":
         if arguments.write:
-            tables.write(arguments.results)
-            rotation_tables.write(arguments.results)
+            for module in (tables, rotation_tables, options_tables):
+                module.write(arguments.results)
         else:
-            print(tables.render(arguments.results), rotation_tables.render(arguments.results), sep="\n\n")
+            print(*(m.render(arguments.results) for m in (tables, rotation_tables, options_tables)), sep="\n\n")
         return
     if arguments.command == "figures":
         from benchmarks.paper import figures, rotation_figures  # matplotlib takes a second to import

@@ -6,21 +6,23 @@ A file of settings has a list ``SETTINGS``, each with ``task``, ``module`` and `
 import importlib
 from typing import Any
 
-from benchmarks.paper.settings import cifar, deep, digits, mnist, rotation, uci
+from benchmarks.paper.settings import cifar, deep, digits, mnist, options, rotation, uci
 from benchmarks.paper.unit import Unit
 
 __all__ = ["AT_HAND", "SETTINGS", "module_of", "units_of"]
 
 #: by task
 SETTINGS: dict[str, Any] = {
-    setting.task: setting for settings in (mnist, cifar, uci, rotation, deep, digits) for setting in settings.SETTINGS
+    setting.task: setting
+    for settings in (mnist, cifar, uci, rotation, options, deep, digits)
+    for setting in settings.SETTINGS
 }
 
 
 #: tasks that a CPU can do, with data that are easily at hand: what runs where none are named
 AT_HAND = [
     setting.task
-    for settings in (mnist, cifar, uci, rotation)
+    for settings in (mnist, cifar, uci, rotation, options)
     for setting in settings.SETTINGS
     if setting.data != "svhn"
 ]

@@ -76,7 +76,7 @@ def render(folder: Path = store.RESULTS) -> str:
     for metric in uci_tables.METRICS if results else ():
         for group, words in LISTS.items():
             pairs = [((one, group), (other, group)) for one, other in _BASE + _MORE]
-            lines = uci_tables.differences(results, metric, pairs, labels)
+            lines = uci_tables.differences(results, metric, pairs, lambda pair: " − ".join(labels[v] for v, _ in pair))
             if len(lines) > 2:
                 parts.append("\n".join([f"### {uci_tables.TITLES[metric]}: {words}", "", *lines]))
     parts.append(_mnist(folder))

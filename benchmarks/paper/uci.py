@@ -53,9 +53,8 @@ def run(unit: Unit, data: Path | None, work: Path, **how: Any) -> dict[str, Any]
     if how.get("device", "cpu") != "cpu":
         raise ValueError(f"device: expected 'cpu' for the UCI sets, got {how['device']!r}.")
     variant = unit.setting.variants[unit.variant]
-    setting = replace(
-        unit.setting, steps=variant.steps or unit.setting.steps, folds=variant.folds or unit.setting.folds
-    )
+    own = {name: getattr(variant, name) or getattr(unit.setting, name) for name in ("steps", "lr", "folds")}
+    setting = replace(unit.setting, **own)
     steps = 20 if how.get("smoke") else setting.steps
     splits = load_splits(setting.data, data, setting.num_splits)
     return run_variant(splits, setting, variant, unit.seed, steps)

@@ -142,9 +142,9 @@ class VSD(Replicas):
     :param T: reflections.
     :param vectors: ``"free"``, ``"fc"`` or ``"low_rank"``.
     :param rank: hidden units of the low-rank networks.
+    :param spread: standard deviation of log α at the start.
+    :param scale: standard deviation of the free vectors' entries at the start.
     """
-
-    spread = 0.5
 
     def __init__(
         self,
@@ -154,18 +154,20 @@ class VSD(Replicas):
         T: int = 2,
         vectors: str = "free",
         rank: int = 5,
+        spread: float = 0.5,
+        scale: float = 1.0,
     ):
         super().__init__(sizes, options, generator)
         self.kind = "free" if T == 0 else vectors
         log_start = self.options["init_alpha"].log()[..., None]
         for i, K in enumerate(sizes[:2]):
-            start = log_start + self.spread * self._shared(torch.randn, K)
+            start = log_start + spread * self._shared(torch.randn, K)
             self.register_parameter(f"log_alpha{i}", nn.Parameter(start))
         seed = int(torch.randint(2**31, (), generator=generator))
         self.templates: list[nn.Module] = []
         for i, K in enumerate(sizes[:2]):
             if self.kind == "free":
-                self.register_parameter(f"vectors{i}", nn.Parameter(self._shared(torch.randn, T, K)))
+                self.register_parameter(f"vectors{i}", nn.Parameter(scale * self._shared(torch.randn, T, K)))
             else:
                 self._add_networks(i, seed + i, T, K, rank if vectors == "low_rank" else None)
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ PAIRS = [
     (("vsd_t2_again", "tuned"), ("vsd_t2", "tuned")),
     (("vsd_t2_svi", "default"), ("vsd_t2", "default")),
 ]
-WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit", "strong": "strong"}
+WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit"}
 
 Results = dict[tuple[str, str, int], dict[str, Any]]
 
@@ -119,9 +119,8 @@ def tables(results_folder: str | Path) -> str:
         parts += [f"### {TITLES[metric]}", "", *_main(results, metric, number), ""]
     parts += [*_standing_lines(results), "", "### Coverage of 95 % intervals", "", *_coverage(results), ""]
     parts += ["### Paired differences", "", PAIRED_TEXT, ""]
-    labels = {name: kind.label for name, kind in SETTINGS[0].variants.items()}
     for metric in METRICS:
-        parts += [f"**{TITLES[metric]}**", "", *differences(results, metric, PAIRS, labels), ""]
+        parts += [f"**{TITLES[metric]}**", "", *differences(results, metric, PAIRS, _words), ""]
     parts += ["### Chosen λ", "", *_choices(results), ""]
     return "\n".join(parts)
 
@@ -206,23 +205,21 @@ def _coverage(results: Results) -> list[str]:
     return lines
 
 
-def differences(
-    results: Results, metric: str, pairs: list[tuple[tuple[str, str], tuple[str, str]]], labels: dict[str, str]
-) -> list[str]:
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+def differences(results: Results, metric: str, pairs: list[Pair], words: Callable[[Pair], str]) -> list[str]:
     """A table of paired differences, the sets in columns; pairs without results are left out.
 
     :param pairs: variant and list of settings, minus another.
-    :param labels: of the variants.
+    :param words: what a row is called.
     """
     sets = _sets(results)
     lines = _header(["difference"], sets)
-    for one, other in pairs:
-        found = [paired(results, data, one, other, metric) for data in sets]
+    for pair in pairs:
+        found = [paired(results, data, *pair, metric) for data in sets]
         if not any(found):
             continue
-        left, right = (f"{labels[variant]} [{WORDS[group]}]" for variant, group in (one, other))
-        if one[1] == other[1] and len({group for pair in pairs for _, group in pair}) == 1:
-            left, right = labels[one[0]], labels[other[0]]  # all of one list: said once above the table
         cells = []
         for data, value in zip(sets, found, strict=True):
             if value is None:
@@ -232,8 +229,13 @@ def differences(
             digits = {"naval": 6, "kin8nm": 4}.get(data, 3) if metric == "rmse" else 3
             text = f"{mean:+.{digits}f} ± {half:.{digits}f}"
             cells.append(f"**{text}** ({count})" if abs(mean) > half else f"{text} ({count})")
-        lines.append(f"| {left} − {right} | " + " | ".join(cells) + " |")
+        lines.append(f"| {words(pair)} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _words(pair: Pair) -> str:
+    labels = {name: kind.label for name, kind in SETTINGS[0].variants.items()}
+    return " − ".join(f"{labels[variant]} [{WORDS[group]}]" for variant, group in pair)
 
 
 def _choices(results: Results) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_vsd as vsd
-from benchmarks.paper import rotation_tables, store
+from benchmarks.paper import options_tables, rotation_tables, runner, store, uci
 from benchmarks.paper.noise_study import compared, reach
 from benchmarks.paper.reflections import best_reflections, family_objective, reflections_onto
 from benchmarks.paper.rotation_images import noise_of, set_noise
@@ -218,3 +218,33 @@ def test_layers_of_classifiers_are_told_by_their_order(tmp_path):
     path = store.save({"noise": noise, "metrics": {}}, tmp_path, "rotation_mnist", "t2", 0)
     assert json.loads(path.read_text())["noise"] == noise
     assert rotation_tables.layers(tmp_path)[0].share("trained") == 0.5
+
+
+# ---- the table of options
+
+
+def test_the_options_are_compared_with_the_defaults(tmp_path):
+    splits = {"rmse": [1.0, 2.0, 3.0], "log_likelihood": [0.0, 0.0, 0.1]}
+    better = {"rmse": [0.5, 1.5, 2.6], "log_likelihood": [0.0, 0.0, 0.1]}
+    store.save({"groups": {"λ = 1 per unit": splits, "λ = 3 per unit": better}}, tmp_path, "options_yacht", "lambda", 0)
+    store.save({"groups": {"default": splits}}, tmp_path, "options_yacht", "spread_0", 0)
+    text = options_tables.render(tmp_path)
+    assert "| λ = 3 per unit | **-0.467 ± 0.143** (3) |" in text
+    assert "| spread of log α 0 | +0.000 ± 0.000 (3) |" in text
+    assert "| λ = 1 per unit |" not in text
+
+
+def test_the_page_of_options_holds_what_the_results_say():
+    text = options_tables.PAGE.read_text(encoding="utf-8")
+    tables = options_tables.render()
+    assert options_tables.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
+
+
+@pytest.mark.parametrize("lr", [0.001, None])
+def test_a_variant_may_have_its_own_learning_rate(lr, monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(uci, "load_splits", lambda *args: None)
+    monkeypatch.setattr(uci, "run_variant", lambda data, setting, *rest: seen.update(lr=setting.lr) or {})
+    (unit,) = runner.selected(["options_yacht"], ["lr_0.001" if lr else "lambda"], [0])
+    uci.run(unit, tmp_path, tmp_path)
+    assert seen["lr"] == (lr or unit.setting.lr)

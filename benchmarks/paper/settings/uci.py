@@ -32,6 +32,7 @@ class UCIVariant:
     :param members: of an ensemble.
     :param paper: the column of the paper's tables it stands beside.
     :param steps: of training; the set's by default.
+    :param lr: learning rate at the start; the set's by default.
     :param folds: parts held out in turn; the set's by default.
     :param studied: whether the noise is compared with the best there is, for the network ``Studied``.
     """
@@ -45,6 +46,7 @@ class UCIVariant:
     members: int = 1
     paper: str | None = None
     steps: int | None = None
+    lr: float | None = None
     folds: int | None = None
     studied: bool = False
 

@@ -1,0 +1,34 @@
+"""The table of the page "Choosing options", from the stored results."""
+
+from pathlib import Path
+
+from benchmarks.paper import store, uci_tables
+from benchmarks.paper.settings.options import DEFAULT, SETTINGS
+from benchmarks.paper.tables import page
+
+__all__ = ["PAGE", "render", "write"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+
+
+def render(folder: Path = store.RESULTS) -> str:
+    """Differences to the defaults in both measures; nothing without results."""
+    results = uci_tables.load(folder, SETTINGS)
+    variants = SETTINGS[0].variants
+
+    def words(pair: uci_tables.Pair) -> str:
+        (name, group), _ = pair
+        return group if len(variants[name].groups) > 1 else variants[name].label
+
+    every = [(name, group) for name, kind in variants.items() for group in kind.groups]
+    pairs = [(one, DEFAULT) for one in every if one not in (DEFAULT, ("alpha", "α = 0.2 at the start"))]
+    parts = []
+    for metric in uci_tables.METRICS if results else ():
+        lines = uci_tables.differences(results, metric, pairs, words)
+        parts.append("\n".join([f"**{uci_tables.TITLES[metric]}**", "", *lines]))
+    return "\n\n".join(parts)
+
+
+def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
+    """Rebuilds the table of the page."""
+    store.write(path, page(path.read_text(encoding="utf-8"), render(folder)))
