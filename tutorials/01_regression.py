@@ -56,7 +56,7 @@ def train_method(name, sizes, data, *, steps, batch_size=100, noise="learned", *
 
 
 STEPS, SAMPLES = (20, 20) if SMOKE else (1500, 1000)
-OPTIONS = {"bbb": {}, "mc_dropout": {}, "vd": {"exclude": "0"}, "vsd": {"exclude": "0"}}
+OPTIONS = {"bbb": {}, "mc_dropout": {}, "vd": {"exclude": "0"}, "vsd": {"exclude": "0", "num_reflections": 2}}
 methods = {
     name: train_method(name, [1, 100, 1], train, steps=STEPS, noise=NOISE, **options)
     for name, options in OPTIONS.items()
@@ -205,8 +205,8 @@ train, test = vsd.datasets.diabetes()
 print(len(train), "training and", len(test), "test patients")
 STEPS, SAMPLES = (12, 20) if SMOKE else (900, 500)
 patients = {}
-for name in ("map", "vsd"):
-    method = train_method(name, [10, 50, 1], train, steps=STEPS, batch_size=59)
+for name, options in {"map": {}, "vsd": {"num_reflections": 2}}.items():
+    method = train_method(name, [10, 50, 1], train, steps=STEPS, batch_size=59, **options)
     patients[name] = method.predict(test.x, num_samples=SAMPLES, seed=0)
 
 LEVELS = torch.tensor([0.5, 0.8, 0.9, 0.95])

@@ -77,7 +77,7 @@ def fine_tune(net, **selection):
 
 
 model = vsd.nn.Classifier(vsd.nn.bayesianize(plain), num_data=len(train))
-exported = vsd.nn.mean_network(model, vsd.VSDGuide(model))
+exported = vsd.nn.mean_network(model, vsd.VSDGuide(model, num_reflections=2))
 assert torch.equal(exported(test.x), plain(test.x))
 print("before training, the posterior mean is the trained network")
 

@@ -34,7 +34,7 @@ def train_plain(train: vsd.datasets.Data, epochs: int) -> torch.nn.Module:
 def train_vsd(train: vsd.datasets.Data, epochs: int) -> tuple[vsd.nn.Classifier, vsd.VSDGuide]:
     """The same network with structured dropout noise on the inputs of every layer."""
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp(SIZES)), num_data=len(train))
-    guide = vsd.VSDGuide(model, num_reflections=2)
+    guide = vsd.VSDGuide(model)
     svi = SVI(model, guide, Adam({"lr": RATE}), vsd.VSD_ELBO())
     bar = tqdm(range(epochs), desc="VSD  ", unit="epoch")
     for _ in bar:

@@ -28,10 +28,15 @@ def _shares(path: Path, found: list[Layer]) -> Path:
     """What T reflections can reach beside what training finds from random vectors, for each hidden layer."""
     by = {(layer.data, layer.number, layer.variant): layer for layer in found}
     places = [(data, number) for data, number, variant in by if variant == "t0" and number > 0]
-    figure, axes = plt.subplots(1, len(places), figsize=(2.9 * len(places), 3.3), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(1, len(places), figsize=(2.9 * len(places), 3.6), layout="constrained", squeeze=False)
     for ax, (data, number) in zip(axes.flat, places, strict=True):
         reach = by[data, number, "t0"]
-        _line(ax, [(T, reach.share(f"reach{T}")) for T in REFLECTIONS if f"reach{T}" in reach.values], "o-", "reach")
+        _line(
+            ax,
+            [(T, reach.share(f"reach{T}")) for T in REFLECTIONS if f"reach{T}" in reach.values],
+            "o-",
+            "within reach",
+        )
         for kind, words, look in (("", "found in training", "s--"), ("_closed", "found, closed form halfway", "^:")):
             there = {T: by.get((data, number, f"t{T}{kind}")) for T in REFLECTIONS}
             _line(ax, [(T, layer.share("sized")) for T, layer in there.items() if layer], look, words)
@@ -42,7 +47,7 @@ def _shares(path: Path, found: list[Layer]) -> Path:
         ax.axhline(0, color="#666666", linewidth=0.8)
         ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel("share of the possible gain")
-    axes[0, 0].legend(frameon=False, fontsize="small", loc="upper left")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside lower center")
     return _save(figure, path)
 
 
@@ -79,7 +84,7 @@ def _scores(path: Path, results: uci_tables.Results) -> Path:
             if metric == "log_likelihood":  # a single split can take an interval out of all bounds
                 low, high = ax.get_xlim()
                 ax.set_xlim(max(low, -1.0), min(high, 1.0))
-    axes[0, 0].legend(frameon=False, fontsize="small")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside lower center")
     return _save(figure, path)
 
 

@@ -19,11 +19,12 @@ ROWS = {"yacht": 277, "boston": 455, "energy": 691, "concrete": 927, "mnist": 50
 NAMES = {"mnist": "MNIST 400×2"}
 LISTS = {"default": "λ = 1 per unit, the default", "strong": "λ = 0.3 per weight, strong noise"}
 _LAYERS = ("inputs", "first hidden", "second hidden")
-_BASE = [("t1", "t0"), ("t2", "t0"), ("t5", "t0"), ("t10", "t0"), ("t20", "t0"), ("t10", "t2")]
+_BASE = [("t1", "t0"), ("t2", "t0"), ("t5", "t0"), ("t10", "t0"), ("t20", "t0"), ("t10", "t2"), ("t20", "t2")]
 _MORE = [
     ("t0_closed", "t0"),
     ("t2_closed", "t2"),
     ("t10_closed", "t10"),
+    ("t20_closed", "t20"),
     ("t2_draws2", "t2"),
     ("t2_mirrored", "t2_draws2"),
 ]

@@ -21,6 +21,8 @@ PAIRS = [
     (("vsd_t2", "tuned"), ("vd", "tuned")),
     (("vsd_t2", "default"), ("vd", "default")),
     (("vsd_t2", "weight"), ("vd", "weight")),
+    (("vsd_t8", "default"), ("vd", "default")),
+    (("vsd_t8", "default"), ("vsd_t2", "default")),
     (("vsd_t8", "tuned"), ("vsd_t2", "tuned")),
     (("vsd_t2", "weight"), ("vsd_t2", "unit")),
     (("vsd_t2", "tuned"), ("vsd_t2", "default")),

@@ -66,7 +66,7 @@ def test_a_sick_training_is_told_by_its_own_finding(kind, seed):
 
 
 def test_equal_droprates_with_reflections():
-    report = quick(*untrained(init_alpha_spread=0.0))
+    report = quick(*untrained(init_alpha_spread=0.0, num_reflections=2))
     found = [finding for finding in report.findings if finding.code == "alpha_equal"]
     assert [finding.site for finding in found] == ["net.0.weight", "net.2.weight"]
     assert found[0].severity == "error"

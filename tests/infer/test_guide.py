@@ -600,7 +600,7 @@ def test_weights_in_a_plate_are_independent_replicas():
 )
 def test_predictive_has_the_moments_of_dense_draws(make, parallel):
     model, (x, _) = make(), models.data()
-    guide = vsd.VSDGuide(model, init_alpha=0.5).setup(x, torch.zeros(len(x)))
+    guide = vsd.VSDGuide(model, num_reflections=2, init_alpha=0.5).setup(x, torch.zeros(len(x)))
     S = 1000
     y = Predictive(model, guide=guide, num_samples=S, parallel=parallel, return_sites=("y",))(x)["y"]
     assert y.shape == (S, len(x))

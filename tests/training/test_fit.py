@@ -57,7 +57,7 @@ class Run:
     def __init__(self, make=cases.regressor, source="data", **options):
         torch.manual_seed(4)
         self.model = cases.function if make is cases.function else make()
-        self.guide = vsd.VSDGuide(self.model)
+        self.guide = vsd.VSDGuide(self.model, num_reflections=2)
         self.source = SOURCES[source]()
         self.options = {**FAST, "elbo": vsd.VSD_ELBO(kl_weight=vsd.infer.linear_warmup(9)), **options}
 
