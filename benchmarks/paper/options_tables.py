@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.paper import store, uci_tables
 from benchmarks.paper.settings.options import DEFAULT, SETTINGS
-from benchmarks.paper.tables import page
+from benchmarks.paper.tables import rebuild
 
 __all__ = ["PAGE", "render", "write"]
 
@@ -31,4 +31,4 @@ def render(folder: Path = store.RESULTS) -> str:
 
 def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
     """Rebuilds the table of the page."""
-    store.write(path, page(path.read_text(encoding="utf-8"), render(folder)))
+    rebuild(path, render(folder))

@@ -10,7 +10,7 @@ of a layer decides is (see :mod:`pyro_vsd.diagnosis`)
 import torch
 from torch import Tensor
 
-from pyro_vsd.ops.noise import noise_terms
+from pyro_vsd.ops.noise import NoiseTerms, noise_terms
 
 __all__ = ["best_reflections", "family_objective", "reflections_onto"]
 
@@ -27,9 +27,14 @@ def family_objective(log_alpha: Tensor, vectors: Tensor, A: Tensor, strength: fl
     tensor(1.3466)
     """
     terms = noise_terms(log_alpha, vectors)
-    U = torch.eye(A.shape[-1], dtype=A.dtype) - terms.N.mT @ (terms.S @ terms.N)
-    curvature = (U * (A @ U)).sum(-2)  # (..., K): the diagonal of Uᵀ A U
+    _, curvature = _rotated(terms, A)
     return 0.5 * (log_alpha.exp() * curvature).sum(-1) + 0.5 * strength * terms.log_ratio
+
+
+def _rotated(terms: NoiseTerms, A: Tensor) -> tuple[Tensor, Tensor]:
+    """U ``(..., K, K)``, and the diagonal of Uᵀ A U ``(..., K)``."""
+    U = torch.eye(A.shape[-1], dtype=A.dtype) - terms.N.mT @ (terms.S @ terms.N)
+    return U, (U * (A @ U)).sum(-2)
 
 
 def reflections_onto(directions: Tensor) -> Tensor:
@@ -73,8 +78,8 @@ def best_reflections(A: Tensor, strength: float, T: int, polish: int = 100) -> t
     vectors = reflections_onto(directions[..., max(1, K - T) :].flip(-1))  # K - 1 make any rotation
     vectors = torch.cat([vectors, vectors.new_zeros(*A.shape[:-2], T - vectors.shape[-2], K)], -2)
     terms = noise_terms(torch.zeros_like(A[..., 0]), vectors)
-    U = torch.eye(K, dtype=A.dtype) - terms.N.mT @ (terms.S @ terms.N)
-    curvature = (U * (A @ U)).sum(-2).clamp(min=_SMALLEST)
+    U, curvature = _rotated(terms, A)
+    curvature = curvature.clamp(min=_SMALLEST)
     alpha = 2 / (curvature * (1 + (1 + 4 / curvature).sqrt()))  # the optimum for T = 0
     squares = U.square()
     for _ in range(_ITERATIONS if T else 0):

@@ -8,7 +8,7 @@ from benchmarks.paper import store, uci_tables
 from benchmarks.paper.noise_study import REFLECTIONS
 from benchmarks.paper.settings.rotation import SETTINGS
 from benchmarks.paper.settings.uci import UCISetting
-from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown, page
+from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown, rebuild
 
 __all__ = ["NAMES", "PAGE", "UCI_SETTINGS", "Layer", "layers", "render", "write"]
 
@@ -138,4 +138,4 @@ def _mnist(folder: Path) -> str:
 
 def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
     """Rebuilds the tables of the page."""
-    store.write(path, page(path.read_text(encoding="utf-8"), render(folder)))
+    rebuild(path, render(folder))

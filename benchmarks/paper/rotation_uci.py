@@ -54,15 +54,12 @@ class Studied(VSD):
         self.seen[i] = structured_noise(eps, terms.std, terms.N, terms.S)
         return self.seen[i]
 
-    def loss(self, x: Tensor, y: Tensor, num_data: int, generator: torch.Generator) -> Tensor:
+    def loss(self, x: Tensor, y: Tensor, num_data: int, generator: torch.Generator, samples: int = 1) -> Tensor:
         self.mirror = self.mirrored
         try:
-            out, common = self(x, generator, samples=self.draws)
+            return super().loss(x, y, num_data, generator, samples * self.draws)
         finally:
             self.mirror = False
-        residual = (y[:, None, None] - out).square().mean((-2, -1))
-        nll = 0.5 * (-2 * self.log_sigma).exp() * residual + self.log_sigma
-        return num_data * nll + self.penalty(common)
 
     def curvature(self, x: Tensor, generator: torch.Generator) -> list[Tensor]:
         """``A (P, C, K, K)`` of each layer for the training rows ``x (P, n, D)``, as ``vsd.diagnosis.curvature``."""

@@ -11,7 +11,7 @@ from benchmarks.paper import published, store, uci_tables
 from benchmarks.paper.registry import SETTINGS
 from benchmarks.paper.unit import Setting
 
-__all__ = ["PAGE", "estimate", "page", "render", "write"]
+__all__ = ["PAGE", "estimate", "page", "rebuild", "render", "write"]
 
 #: the page that holds the tables
 PAGE = Path(__file__).resolve().parent / "README.md"
@@ -205,6 +205,11 @@ def page(text: str, tables: str) -> str:
     return f"{head}{START}\n\n{tables}\n\n{END}{rest.split(END)[1]}"
 
 
+def rebuild(path: Path, tables: str) -> None:
+    """Puts the tables into a page."""
+    store.write(path, page(path.read_text(encoding="utf-8"), tables))
+
+
 def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
     """Rebuilds the tables of the page."""
-    store.write(path, page(path.read_text(encoding="utf-8"), render(folder)))
+    rebuild(path, render(folder))

@@ -76,10 +76,10 @@ class Replicas(nn.Module):
         weights = [self.theta0, self.theta1, self.bias0, self.bias1]
         return 0.5 * self.options["precision"] * sum(w.square().sum((-2, -1)) for w in weights)
 
-    def loss(self, x: Tensor, y: Tensor, num_data: int, generator: torch.Generator) -> Tensor:
+    def loss(self, x: Tensor, y: Tensor, num_data: int, generator: torch.Generator, samples: int = 1) -> Tensor:
         """The negative objective for the whole training set from a batch ``x (P, B, D)``, ``y (P, B)``; ``(P, C)``."""
-        out, common = self(x, generator)
-        residual = (y[:, None] - out.squeeze(2)).square().mean(-1)
+        out, common = self(x, generator, samples)
+        residual = (y[:, None, None] - out).square().mean((-2, -1))
         precision = (-2 * self.log_sigma).exp()
         nll = 0.5 * precision * residual + self.log_sigma + 0.5 * math.log(2 * math.pi)
         return num_data * nll + self.penalty(common)

@@ -7,6 +7,7 @@ import torch
 
 import pyro_vsd as vsd
 from benchmarks.paper import options_tables, rotation_tables, runner, store, uci
+from benchmarks.paper import tables as tables_module
 from benchmarks.paper.noise_study import compared, reach
 from benchmarks.paper.reflections import best_reflections, family_objective, reflections_onto
 from benchmarks.paper.rotation_images import noise_of, set_noise
@@ -196,7 +197,7 @@ def test_the_reach_is_measured_where_there_is_no_reflection():
 def test_the_page_holds_what_the_results_say():
     text = rotation_tables.PAGE.read_text(encoding="utf-8")
     tables = rotation_tables.render()
-    assert rotation_tables.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
+    assert tables_module.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
 
 
 def test_a_share_is_a_part_of_the_gain(tmp_path):
@@ -237,7 +238,7 @@ def test_the_options_are_compared_with_the_defaults(tmp_path):
 def test_the_page_of_options_holds_what_the_results_say():
     text = options_tables.PAGE.read_text(encoding="utf-8")
     tables = options_tables.render()
-    assert options_tables.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
+    assert tables_module.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
 
 
 @pytest.mark.parametrize("lr", [0.001, None])
