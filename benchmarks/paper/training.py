@@ -15,7 +15,7 @@ from benchmarks.paper.unit import Setting, Variant
 from pyro_vsd.baselines import Method
 from pyro_vsd.datasets import Data
 
-__all__ = ["Callback", "factor", "train"]
+__all__ = ["factor", "train"]
 
 #: what is known after each epoch: ``callback(epoch, method, history)``
 Callback = Callable[[int, Method, dict[str, list[float]]], None]

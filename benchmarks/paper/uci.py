@@ -82,7 +82,9 @@ def run_variant(data: Splits, setting: UCISetting, variant: UCIVariant, seed: in
         found = scored(samples[:, columns.index(tuple(choice.tolist()))], sigma, data)
         groups[name] = found | {"sigma": sigma.tolist(), "chosen": choice.tolist()}
     groups["tuned"] = best_group(variant, scores, choices, groups)
-    more = {"noise": noise_of(net, data.x, list(choices), generators(seed, CURVATURE, 1))} if variant.studied else {}
+    more = {}
+    if isinstance(net, Studied):
+        more["noise"] = noise_of(net, data.x, list(choices), generators(seed, CURVATURE, 1))
     result = {
         "label": variant.label,
         **more,

@@ -24,7 +24,7 @@ class RotationVariant(Variant):
 
 def _uci(label: str, **options: Any) -> UCIVariant:
     lists = {"default": kl_list("unit", 1.0), "strong": kl_list("weight", 0.3)}
-    return UCIVariant(label, "Studied", lists, options, studied=True)
+    return UCIVariant(label, "Studied", lists, options)
 
 
 UCI = {f"t{T}": _uci(f"T = {T}", T=T) for T in (0, 1, 2, 5, 10, 20)}

@@ -34,7 +34,6 @@ class UCIVariant:
     :param steps: of training; the set's by default.
     :param lr: learning rate at the start; the set's by default.
     :param folds: parts held out in turn; the set's by default.
-    :param studied: whether the noise is compared with the best there is, for the network ``Studied``.
     """
 
     label: str
@@ -48,7 +47,6 @@ class UCIVariant:
     steps: int | None = None
     lr: float | None = None
     folds: int | None = None
-    studied: bool = False
 
 
 @dataclass(frozen=True)
