@@ -16,6 +16,7 @@ from pyro_vsd.diagnosis.findings import (
     prediction_findings,
     row_findings,
     site_findings,
+    tells_slopes,
     with_causes,
 )
 from pyro_vsd.diagnosis.objective import Objective, measure_objective, settled
@@ -175,6 +176,8 @@ class _Run:
             raise ValueError(f"the log-likelihood of the data is {objective.log_likelihood}")  # `diagnose` says why
         if objective.constant is None:
             self.left_out.append("the log-likelihood of a constant prediction: not known for this likelihood")
+        if not tells_slopes(objective):
+            self.left_out.append(f"whether the loss still falls: a sample of {objective.sampled} rows cannot tell")
         if self.rows.num_rows is None:
             self.left_out.append("whether num_data is right: the loader does not tell its number of rows")
         return objective

@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
-from pyro_vsd.diagnosis.rows import Rows, count_rows
+from pyro_vsd.diagnosis.rows import Rows, count_rows, mapped
 from pyro_vsd.infer import VSD_ELBO
 from pyro_vsd.infer.parameters import get_parameter
 from pyro_vsd.training.batches import arguments
@@ -25,6 +25,7 @@ class Objective:
     """What the objective says of some rows, in nats per datum.
 
     :ivar num_data: how many data it counts: scale of the likelihood times rows of the batch.
+    :ivar sampled: how many rows stood for all of them; ``None`` where all were looked at.
     :ivar scale: of the likelihood, at the largest batch.
     :ivar kl: by site, not weighted.
     :ivar constant: log-likelihood of the best constant prediction; ``None`` for likelihoods where it is not known.
@@ -42,6 +43,7 @@ class Objective:
     information: float
     slopes: dict[str, float] = field(default_factory=dict)
     price: float = 0.0
+    sampled: int | None = None
 
     @property
     def weighted_kl(self) -> float:
@@ -78,8 +80,9 @@ def measure_objective(
 ) -> Objective:  # fmt: skip
     """One pass with gradients: about one epoch of training, where ``at_most`` covers the data."""
     batches = list(rows.batches(seed, at_most, largest))
-    if len(batches) == 1:
-        batches *= 2  # two draws of the noise, at least
+    lone = len(batches) == 1
+    if lone:  # it gives the terms; two more, the gradients
+        batches += _two_parts(batches[0], all_rows=rows.num_rows == count_rows(batches[0]))
     weights = {name: get_parameter(guide, f"theta.{name}") for name, s in guide.sites.items() if s.kind == "weight"}
     weights = {name: theta for name, theta in weights.items() if theta.requires_grad}
     seen = 0
@@ -96,16 +99,19 @@ def measure_objective(
             loss = elbo.differentiable_loss(model, guide, *args, **kwargs)
             grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True) if weights else ()
         data = recorder.num_data
-        log_likelihood += size * float(elbo.terms["log_likelihood"]) / data
-        num_data += size * data
-        for name, value in elbo.terms["kl"].items():
-            kl[name] = kl.get(name, 0.0) + size * float(value) / data
-        half, seen = number % 2, seen + size
-        counts[half] += size
-        for name, grad in zip(weights, grads, strict=True):
-            halves[half][name] = halves[half][name] + size * grad.detach().double() / data
         if number == 0:
             scale = recorder.scale
+        if not lone or number == 0:
+            seen += size
+            log_likelihood += size * float(elbo.terms["log_likelihood"]) / data
+            num_data += size * data
+            for name, value in elbo.terms["kl"].items():
+                kl[name] = kl.get(name, 0.0) + size * float(value) / data
+        if not lone or number > 0:
+            half = number % 2
+            counts[half] += size
+            for name, grad in zip(weights, grads, strict=True):
+                halves[half][name] = halves[half][name] + size * grad.detach().double() / data
     slopes = {}
     for name, theta in weights.items():
         first, second = (half[name] / count for half, count in zip(halves, counts, strict=True))
@@ -122,7 +128,17 @@ def measure_objective(
         constant=constant,
         information=information,
         slopes=slopes,
+        sampled=None if seen == rows.num_rows else seen,
     )
+
+
+def _two_parts(batch: Any, all_rows: bool) -> list[Any]:
+    """Parts whose gradients err independently: of all rows two draws of the noise, of a sample of rows its halves."""
+    size = count_rows(batch)
+    if all_rows or size == 1:
+        return [batch, batch]
+    first, second = slice(size // 2), slice(size // 2, size)
+    return [mapped(lambda t: t[first] if t.dim() else t, batch), mapped(lambda t: t[second] if t.dim() else t, batch)]
 
 
 class _Observed(Messenger):
