@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.paper import store, uci_tables
+from benchmarks.paper import store, uci_results, uci_tables
 from benchmarks.paper.settings.options import DEFAULT, SETTINGS
 from benchmarks.paper.tables import rebuild
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 
 def render(folder: Path = store.RESULTS) -> str:
     """Differences to the defaults in both measures; nothing without results."""
-    results = uci_tables.load(folder, SETTINGS)
+    results = uci_results.load(folder, SETTINGS)
     variants = SETTINGS[0].variants
 
     def words(pair: uci_tables.Pair) -> str:
@@ -23,7 +23,7 @@ def render(folder: Path = store.RESULTS) -> str:
     every = [(name, group) for name, kind in variants.items() for group in kind.groups]
     pairs = [(one, DEFAULT) for one in every if one not in (DEFAULT, ("alpha", "α = 0.2 at the start"))]
     parts = []
-    for metric in uci_tables.METRICS if results else ():
+    for metric in uci_results.METRICS if results else ():
         lines = uci_tables.differences(results, metric, pairs, words)
         parts.append("\n".join([f"**{uci_tables.TITLES[metric]}**", "", *lines]))
     return "\n\n".join(parts)

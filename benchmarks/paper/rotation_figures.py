@@ -5,7 +5,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks.paper import store, uci_tables
+from benchmarks.paper import store, uci_results
 from benchmarks.paper.noise_study import REFLECTIONS
 from benchmarks.paper.rotation_tables import NAMES, UCI_SETTINGS, Layer, layers
 
@@ -20,7 +20,7 @@ def draw(out: Path, folder: Path = store.RESULTS) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     found = [layer for layer in layers(folder) if layer.group == "default"]
     made = [_shares(out / "rotation_shares.png", found)] if any(layer.variant == "t0" for layer in found) else []
-    results = uci_tables.load(folder, UCI_SETTINGS)
+    results = uci_results.load(folder, UCI_SETTINGS)
     return [*made, _scores(out / "rotation_scores.png", results)] if results else made
 
 
@@ -56,7 +56,7 @@ def _line(ax: Any, points: list[tuple[int, float]], look: str, label: str) -> No
         ax.plot(*zip(*points, strict=True), look, label=label)
 
 
-def _scores(path: Path, results: uci_tables.Results) -> Path:
+def _scores(path: Path, results: uci_results.Results) -> Path:
     """Differences to T = 0, with their intervals."""
     sets = [setting.data for setting in UCI_SETTINGS if any(data == setting.data for data, _, _ in results)]
     labels = {name: kind.label for name, kind in UCI_SETTINGS[0].variants.items()}
@@ -69,7 +69,7 @@ def _scores(path: Path, results: uci_tables.Results) -> Path:
                 ("default", 0.12, "o", "λ = 1 per unit"),
                 ("strong", -0.12, "s", "λ = 0.3 per weight"),
             ):
-                there = {key: uci_tables.paired(results, data, (key, group), ("t0", group), metric) for key in _SHOWN}
+                there = {key: uci_results.paired(results, data, (key, group), ("t0", group), metric) for key in _SHOWN}
                 points = [(len(_SHOWN) - i + offset, v) for i, v in enumerate(there.values()) if v is not None]
                 if points:
                     y, values = zip(*points, strict=True)

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.paper import store, uci_tables
+from benchmarks.paper import store, uci_results, uci_tables
 from benchmarks.paper.noise_study import REFLECTIONS
 from benchmarks.paper.settings.rotation import SETTINGS
 from benchmarks.paper.settings.uci import UCISetting
@@ -72,9 +72,9 @@ def render(folder: Path = store.RESULTS) -> str:
     """All tables for which there are results."""
     found = layers(folder)
     parts = [_possible(found), _found(found)]
-    results = uci_tables.load(folder, UCI_SETTINGS)
+    results = uci_results.load(folder, UCI_SETTINGS)
     labels = {name: kind.label for name, kind in UCI_SETTINGS[0].variants.items()}
-    for metric in uci_tables.METRICS if results else ():
+    for metric in uci_results.METRICS if results else ():
         for group, words in LISTS.items():
             pairs = [((one, group), (other, group)) for one, other in _BASE + _MORE]
             lines = uci_tables.differences(results, metric, pairs, lambda pair: " − ".join(labels[v] for v, _ in pair))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper import published, store, uci_tables
+from benchmarks.paper import published, store, uci_results, uci_tables
 from benchmarks.paper.registry import SETTINGS
 from benchmarks.paper.unit import Setting
 
@@ -61,7 +61,7 @@ def render(folder: Path = store.RESULTS) -> str:
         parts.append(norms(tasks["mnist_400x2"]))
     parts.append(searches(folder))
     images = "\n\n".join(part for part in parts if part)
-    regression = uci_tables.tables(folder).strip() if uci_tables.load(folder) else ""
+    regression = uci_tables.tables(folder).strip() if uci_results.load(folder) else ""
     titled = [f"## {title}\n\n{text}" for title, text in (("Images", images), ("UCI regression", regression)) if text]
     return "\n\n".join(titled)
 
