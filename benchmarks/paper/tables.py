@@ -84,7 +84,8 @@ def classification(task: str, results: Results) -> str:
     """NLL, error and ECE."""
     setting: Setting = SETTINGS[task]
     table = published.CLASSIFICATION[task]
-    header = ["method", *(cell for name, *_ in MEASURES for cell in (name, "paper"))]
+    held_out = ["NLL, validation rows"] if setting.num_validation else []
+    header = ["method", *(cell for name, *_ in MEASURES for cell in (name, "paper")), *held_out]
     rows = []
     for name, runs in results.items():
         variant = setting.variants[name]
@@ -95,7 +96,7 @@ def classification(task: str, results: Results) -> str:
                 estimate([scale * run["metrics"][key] for run in runs], digits),
                 "" if known is None else f"{known}",
             ]
-        rows.append(row)
+        rows.append(row + [estimate([run["validation"]["nll"] for run in runs], 4) for _ in held_out])
     note = (
         f"{setting.epochs} epochs, batches of {setting.batch_size}, {setting.num_samples} samples; "
         "mean ± standard error over seeds (number of seeds)."
@@ -105,8 +106,7 @@ def classification(task: str, results: Results) -> str:
 
 def rotation(task: str, results: Results) -> str:
     """What reflections change: differences to VD of the same seed."""
-    pairs = [(vsd, vd) for vd in ("ard_vd_fc", "ard_vd", "ard_vd_full", "ard_vd_e100") if vd in results
-             for vsd in results if _twin(vsd) == vd]  # fmt: skip
+    pairs = [(name, twin) for name in results if (twin := _twin(name)) in results]
     if not pairs:
         return ""
     setting: Setting = SETTINGS[task]
@@ -125,11 +125,11 @@ def rotation(task: str, results: Results) -> str:
     return markdown(title, header, rows, "Paired by seed; below zero the rotation is better.") if rows else ""
 
 
-def _twin(variant: str) -> str | None:
-    """The variant without reflections, all else equal."""
+def _twin(variant: str) -> str:
+    """The variant without reflections, all else equal; nothing where there is none."""
     twins = dict.fromkeys(("vsd_t1", "vsd_t2", "vsd_t3", "vsd_t8"), "ard_vd")
-    twins |= {f"vsd_t2_{kind}": f"ard_vd_{kind}" for kind in ("fc", "full", "e100")}
-    return twins.get(variant)
+    twins |= {f"vsd_t2_{kind}": f"ard_vd_{kind}" for kind in ("fc", "full", "e100", "e100_l10")}
+    return twins.get(variant, "")
 
 
 def detection(task: str, outside: str, results: Results) -> str:

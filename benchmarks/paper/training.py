@@ -28,6 +28,8 @@ def factor(schedule: str, share: float) -> float:
     [1.0, 0.5, 0.0]
     >>> [round(factor("swag", s), 2) for s in (0.0, 0.5, 2 / 3, 1.0)]
     [1.0, 1.0, 0.2, 0.2]
+    >>> [round(factor("steps", s), 3) for s in (0.0, 0.19, 0.2, 0.99)]
+    [1.0, 0.3, 0.09, 0.0]
     """
     if schedule == "constant":
         return 1.0
@@ -35,7 +37,9 @@ def factor(schedule: str, share: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
     if schedule == "swag":
         return 1 - 0.8 * min(max(6 * (share - 0.5), 0.0), 1.0)
-    raise ValueError(f"schedule: expected 'cosine', 'swag' or 'constant', got {schedule!r}.")
+    if schedule == "steps":
+        return 0.3 ** math.floor(10 * share + 1e-9)
+    raise ValueError(f"schedule: expected 'cosine', 'swag', 'steps' or 'constant', got {schedule!r}.")
 
 
 def train(

@@ -20,7 +20,8 @@ class Variant:
     :param paper: the row of the paper's tables it stands beside, if any.
     :param lr: learning rate; the task's by default.
     :param schedule: ``"cosine"`` to zero, ``"swag"`` (constant, then falling to a fifth from half to two thirds of the
-        training, then constant), or ``"constant"``.
+        training, then constant), ``"steps"`` (times 0.3 after every tenth of the training: the paper's, over its 100
+        epochs), or ``"constant"``.
     :param optimizer: ``"own"``, the method's, or ``"sgd"`` with momentum 0.9 on the loss per row.
     :param epochs: of training; the task's by default.
     :param tuned: what the search of this variant chooses, ``{name: (scale, low, high)}`` with the scale ``"log"`` or

@@ -78,7 +78,7 @@ def test_parameters_are_float32_and_come_from_the_seed():
     ("variant", "message"),
     [
         (Variant("map", optimizer="rmsprop"), "optimizer: expected 'own' or 'sgd', got 'rmsprop'"),
-        (Variant("map", schedule="steps"), "schedule: expected 'cosine', 'swag' or 'constant', got 'steps'"),
+        (Variant("map", schedule="step"), "schedule: expected 'cosine', 'swag', 'steps' or 'constant', got 'step'"),
     ],
 )
 def test_unknown_ways_to_train_are_refused(variant, message):
