@@ -76,13 +76,14 @@ def test_the_second_round_is_told_apart_from_the_first(tmp_path):
     write(tmp_path, "vsd_t2", 0, ll=-1.5)
     write(tmp_path, "vsd_t2_again", 0, ll=-0.4)
     results = uci_results.load(tmp_path)
-    rounds = [uci_tables.standing(results, again=again)["yacht"]["log_likelihood"] for again in (False, True)]
-    assert rounds == [False, True]
+    rounds = [uci_tables.standing(results, last=last)["yacht"]["log_likelihood"] for last in ("first", "second", "third")]
+    assert rounds == [False, True, True]
     page = uci_tables.tables(tmp_path)
     assert (
         "first round) within the paper's standard error of the paper's VSD or better in log-likelihood: 0 of 1" in page
     )
     assert "second round where there is one) within" in page
+    assert "third round" not in page
 
 
 def test_the_page_has_the_papers_numbers_beside_ours(folder):
