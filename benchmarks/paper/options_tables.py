@@ -26,7 +26,7 @@ def render(folder: Path = store.RESULTS) -> str:
     for metric in uci_results.METRICS if results else ():
         lines = uci_tables.differences(results, metric, pairs, words)
         parts.append("\n".join([f"**{uci_tables.TITLES[metric]}**", "", *lines]))
-    return "\n\n".join(parts)
+    return "\n\n".join([f"Against the defaults. {uci_tables.LEGEND}", *parts] if parts else [])
 
 
 def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:

@@ -17,9 +17,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "rotation.md"
 #: training rows: the KL counts once for all of them
 ROWS = {"yacht": 277, "boston": 455, "concrete": 927, "mnist": 50_000}
 NAMES = {"mnist": "MNIST 400×2"}
-LISTS = {"default": "λ = 1 per unit, the default", "strong": "λ = 0.3 per weight, strong noise"}
+LISTS = {"default": "λ = 1 per unit, the default", "strong": "λ = 0.3 per weight, strong noise on inputs"}
 _LAYERS = ("inputs", "first hidden", "second hidden")
-_BASE = [("t1", "t0"), ("t2", "t0"), ("t5", "t0"), ("t10", "t0"), ("t20", "t0"), ("t10", "t2"), ("t20", "t2")]
+_BASE = [("t1", "t0"), ("t2", "t0"), ("t5", "t0"), ("t10", "t0"), ("t20", "t0"), ("t10", "t2"), ("t20", "t2"),
+         ("t20", "t10")]  # fmt: skip
 _MORE = [
     ("t0_closed", "t0"),
     ("t2_closed", "t2"),
@@ -74,12 +75,14 @@ def render(folder: Path = store.RESULTS) -> str:
     parts = [_possible(found), _found(found)]
     results = uci_results.load(folder, UCI_SETTINGS)
     labels = {name: kind.label for name, kind in UCI_SETTINGS[0].variants.items()}
+    if results:
+        parts.append(f"### Differences of scores\n\n{uci_tables.LEGEND}")
     for metric in uci_results.METRICS if results else ():
         for group, words in LISTS.items():
             pairs = [((one, group), (other, group)) for one, other in _BASE + _MORE]
             lines = uci_tables.differences(results, metric, pairs, lambda pair: " − ".join(labels[v] for v, _ in pair))
             if len(lines) > 2:
-                parts.append("\n".join([f"### {uci_tables.TITLES[metric]}: {words}", "", *lines]))
+                parts.append("\n".join([f"#### {uci_tables.TITLES[metric]}: {words}", "", *lines]))
     parts.append(_mnist(folder))
     return "\n\n".join(part for part in parts if part)
 

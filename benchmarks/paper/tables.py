@@ -146,7 +146,10 @@ def detection(task: str, outside: str, results: Results) -> str:
             if row in table:
                 rows.append([f"{row}, paper", *map(str, table[row])])
     title = f"{TITLES.get(task, task.replace('_', ', '))}: {NAMES[outside]} as unfamiliar inputs"
-    note = "Rows are ranked by the largest probability." + ("" if table else " The paper has no such pair of sets.")
+    note = "Rows are ranked by the largest probability."
+    if not table:
+        elsewhere = any((SETTINGS[t].data, o) == (setting.data, outside) for t, o in published.DETECTION)
+        note += f" The paper has {'this pair of sets for another network' if elsewhere else 'no such pair of sets'}."
     return markdown(title, header, rows, note) if rows else ""
 
 

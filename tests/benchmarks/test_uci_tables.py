@@ -80,7 +80,8 @@ def test_the_second_round_is_told_apart_from_the_first(tmp_path):
     assert [found["log_likelihood"] for found in rounds] == [False, True, True]
     page = uci_tables.tables(tmp_path)
     assert (
-        "first round) within the paper's standard error of the paper's VSD or better in log-likelihood: 0 of 1" in page
+        "first round) within the paper's standard error of the paper's VSD or better in log-likelihood, to the paper's "
+        "two decimals: 0 of 1" in page
     )
     assert "second round where there is one) within" in page
     assert "third round" not in page
