@@ -68,6 +68,9 @@ LONG = {
         )
         for weight in (3, 10)
     },
+    "vsd_t8_e100_l10": Variant(
+        "vsd", {"num_reflections": 8, "kl_weight": 10.0}, "VSD, T = 8, λ = 10, 100 epochs", "VSD", epochs=100
+    ),
     "vsd_t2_e100_steps": Variant(
         "vsd",
         {"num_reflections": 2, "kl_weight": 10.0},
@@ -80,6 +83,14 @@ LONG = {
     "ard_vd_e100": Variant("ard_vd", {}, "VD, 100 epochs", "VD", epochs=100, seeds=(0,)),
     "ard_vd_e100_l10": Variant("ard_vd", {"kl_weight": 10.0}, "VD, λ = 10, 100 epochs", "VD", epochs=100),
     "map_e100": Variant("map", {}, "MAP, 100 epochs", "MAP", epochs=100, seeds=(0,)),
+    "mc_dropout_e100": Variant(
+        "mc_dropout",
+        {"rate": 0.5, "input_rate": 0.2},
+        "MC dropout, p = 0.5, 0.2 on inputs, 100 epochs",
+        "MCD",
+        epochs=100,
+        seeds=(0,),
+    ),
 }
 ABLATIONS = {
     "free": Variant("vsd", {"num_reflections": 2}, "free vectors, T = 2", "full rank"),
