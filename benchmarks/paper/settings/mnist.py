@@ -81,7 +81,12 @@ LONG = {
         seeds=(0,),
     ),
     "ard_vd_e100": Variant("ard_vd", {}, "VD, 100 epochs", "VD", epochs=100, seeds=(0,)),
-    "ard_vd_e100_l10": Variant("ard_vd", {"kl_weight": 10.0}, "VD, λ = 10, 100 epochs", "VD", epochs=100),
+    **{
+        f"ard_vd_e100_l{weight}": Variant(
+            "ard_vd", {"kl_weight": float(weight)}, f"VD, λ = {weight}, 100 epochs", "VD", epochs=100
+        )
+        for weight in (3, 10)
+    },
     "map_e100": Variant("map", {}, "MAP, 100 epochs", "MAP", epochs=100, seeds=(0,)),
     "mc_dropout_e100": Variant(
         "mc_dropout",
