@@ -21,8 +21,12 @@ from benchmarks.paper.unit import Setting
 __all__ = ["draw", "rows_of_confidence", "rows_of_entropy"]
 
 # More lines than this no reader tells apart.
-SHOWN = ("vsd_t2_fc", "ard_vd_fc", "vsd_t2", "ard_vd", "mc_dropout", "mc_dropout_fc", "map", "deep_ensemble", "swag")
 MOST = 6
+# Which are drawn together, by the ending of the file's name: as long as the task's, and 100 epochs.
+SHOWN = {
+    "": ("vsd_t2_fc", "ard_vd_fc", "vsd_t2", "ard_vd", "mc_dropout", "mc_dropout_fc", "map", "deep_ensemble", "swag"),
+    "_e100": ("vsd_t2_e100_l3", "ard_vd_e100_l3", "vsd_t2_e100_l10", "vsd_t2_e100", "mc_dropout_e100", "map_e100"),
+}
 
 
 def rows_of_confidence(bins: dict[str, Any], num_classes: int = 10) -> tuple[Tensor, Tensor]:
@@ -69,17 +73,20 @@ def draw(out: Path, folder: Path = store.RESULTS) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     made = []
     for task, setting in SETTINGS.items():
-        if isinstance(setting, Setting) and task in TITLES and (results := by_variant(folder, task)):
-            made += _task(out, setting, {name: runs for name, runs in results.items() if name in SHOWN})
+        if isinstance(setting, Setting) and task in TITLES:
+            results = by_variant(folder, task)
+            for ending, shown in SHOWN.items():
+                names = [name for name in shown if name in results][:MOST]
+                if names:
+                    made += _together(out / f"{task}{ending}", setting, {name: results[name][0] for name in names})
     return made
 
 
-def _task(out: Path, setting: Setting, results: dict[str, list[dict[str, Any]]]) -> list[Path]:
-    names = [name for name in SHOWN if name in results][:MOST]
-    labels = {name: setting.variants[name].label for name in names}
-    first = {name: results[name][0] for name in names}
-    made = [_reliability(out, setting.task, labels, first), _losses(out, setting.task, labels, first)]
-    made += [_entropies(out, setting, outside, labels, first) for outside in setting.ood]
+def _together(stem: Path, setting: Setting, results: dict[str, dict[str, Any]]) -> list[Path]:
+    """The figures of some variants, one run each; ``stem`` begins the files' names."""
+    labels = {name: setting.variants[name].label for name in results}
+    made = [_reliability(stem, setting.task, labels, results), _losses(stem, setting.task, labels, results)]
+    made += [_entropies(stem, setting, outside, labels, results) for outside in setting.ood]
     return made
 
 
@@ -89,7 +96,7 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _reliability(out: Path, task: str, labels: dict[str, str], results: dict[str, Any]) -> Path:
+def _reliability(stem: Path, task: str, labels: dict[str, str], results: dict[str, Any]) -> Path:
     columns = min(3, len(labels))
     rows = math.ceil(len(labels) / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3.2 * rows), layout="constrained", squeeze=False)
@@ -101,10 +108,10 @@ def _reliability(out: Path, task: str, labels: dict[str, str], results: dict[str
         vsd.plots.reliability(probs, y, num_bins=bins["num_bins"], ax=ax)
         ax.set_title(label, fontsize="medium")
     figure.suptitle(TITLES[task])
-    return _save(figure, out / f"{task}_reliability.png")
+    return _save(figure, stem.with_name(f"{stem.name}_reliability.png"))
 
 
-def _entropies(out: Path, setting: Setting, outside: str, labels: dict[str, str], results: dict[str, Any]) -> Path:
+def _entropies(stem: Path, setting: Setting, outside: str, labels: dict[str, str], results: dict[str, Any]) -> Path:
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     for row, (key, title) in enumerate((("test", "test set"), (outside, NAMES[outside]))):
         series = {}
@@ -117,14 +124,14 @@ def _entropies(out: Path, setting: Setting, outside: str, labels: dict[str, str]
         # most rows of the test set are sure: a linear scale shows nothing else
         axes[row, 0].set_yscale("log")
     figure.suptitle(f"{TITLES[setting.task]}: predictive entropy")
-    return _save(figure, out / f"{setting.task}_entropy_{outside}.png")
+    return _save(figure, stem.with_name(f"{stem.name}_entropy_{outside}.png"))
 
 
-def _losses(out: Path, task: str, labels: dict[str, str], results: dict[str, Any]) -> Path:
+def _losses(stem: Path, task: str, labels: dict[str, str], results: dict[str, Any]) -> Path:
     figure, ax = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
     for index, (name, label) in enumerate(labels.items()):
         loss = results[name]["history"]["loss"]
         ax.plot(range(1, len(loss) + 1), loss, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
     ax.set(xlabel="epoch", ylabel="objective per row", yscale="log", title=TITLES[task])
     ax.legend(frameon=False, fontsize="small")
-    return _save(figure, out / f"{task}_loss.png")
+    return _save(figure, stem.with_name(f"{stem.name}_loss.png"))

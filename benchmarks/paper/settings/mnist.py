@@ -57,7 +57,9 @@ FULL = {
 # As long as the paper's: does the time of training explain what differs? A longer training overfits more and asks for
 # more noise, so three λ, of which the validation rows choose. The paper's schedule once.
 LONG = {
-    "vsd_t2_e100": Variant("vsd", {"num_reflections": 2}, "VSD, T = 2, 100 epochs", "VSD", epochs=100, seeds=(0,)),
+    "vsd_t2_e100": Variant(
+        "vsd", {"num_reflections": 2}, "VSD, T = 2, λ = 1, 100 epochs", "VSD", epochs=100, seeds=(0,)
+    ),
     **{
         f"vsd_t2_e100_l{weight}": Variant(
             "vsd",
@@ -80,7 +82,7 @@ LONG = {
         epochs=100,
         seeds=(0,),
     ),
-    "ard_vd_e100": Variant("ard_vd", {}, "VD, 100 epochs", "VD", epochs=100, seeds=(0,)),
+    "ard_vd_e100": Variant("ard_vd", {}, "VD, λ = 1, 100 epochs", "VD", epochs=100, seeds=(0,)),
     **{
         f"ard_vd_e100_l{weight}": Variant(
             "ard_vd", {"kl_weight": float(weight)}, f"VD, λ = {weight}, 100 epochs", "VD", epochs=100
