@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
-from pyro_vsd.diagnosis.rows import Rows, count_rows, mapped
+from pyro_vsd.diagnosis.rows import Rows, count_rows, sliced
 from pyro_vsd.infer import VSD_ELBO
 from pyro_vsd.infer.parameters import get_parameter
 from pyro_vsd.training.batches import arguments
@@ -137,8 +137,7 @@ def _two_parts(batch: Any, all_rows: bool) -> list[Any]:
     size = count_rows(batch)
     if all_rows or size == 1:
         return [batch, batch]
-    first, second = slice(size // 2), slice(size // 2, size)
-    return [mapped(lambda t: t[first] if t.dim() else t, batch), mapped(lambda t: t[second] if t.dim() else t, batch)]
+    return [sliced(batch, part) for part in (slice(size // 2), slice(size // 2, size))]
 
 
 class _Observed(Messenger):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pyro_vsd.training.batches import arguments
 
-__all__ = ["Rows", "concatenated", "count_rows", "mapped"]
+__all__ = ["Rows", "concatenated", "count_rows", "mapped", "sliced"]
 
 # Where neither the caller nor a loader says: what `vsd.fit` takes.
 _BATCH_SIZE = 100
@@ -68,7 +68,7 @@ class Rows:
             source = self.data.batches(size, seed=seed)
         seen = 0
         for batch in source:
-            batch = _first(batch, min(largest or at_most, at_most - seen))
+            batch = sliced(batch, slice(min(largest or at_most, at_most - seen)))
             seen += count_rows(batch)
             self._note(batch, seen)
             yield batch
@@ -128,5 +128,6 @@ def concatenated(batches: list[Any]) -> Any:
     return mapped(lambda _: next(whole), batches[0])
 
 
-def _first(batch: Any, number: int) -> Any:
-    return mapped(lambda tensor: tensor[:number] if tensor.dim() else tensor, batch)
+def sliced(batch: Any, part: slice) -> Any:
+    """These rows of nested tensors; scalars stay."""
+    return mapped(lambda tensor: tensor[part] if tensor.dim() else tensor, batch)
