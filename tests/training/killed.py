@@ -2,13 +2,10 @@
 
     python -m tests.training.killed FOLDER torch|pyro
 
-Each process is a fork of this one, which has taken steps to have everything imported, and begins from the
-checkpoint that the last one left.
+Each process begins from the checkpoint that the last one left.
 """
 
-import os
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -19,6 +16,7 @@ import torch
 
 import pyro_vsd as vsd
 from pyro_vsd.training import Checkpoint, EarlyStopping, fit, load_checkpoint
+from tests import children
 from tests.training import cases
 
 KILLS, EPOCHS = 25, 40
@@ -26,7 +24,7 @@ KILLS, EPOCHS = 25, 40
 LONGEST = 1 / 20
 
 
-def train(path: Path | None, kind: str, epochs: int = EPOCHS) -> dict[str, torch.Tensor]:
+def train(path: Path | None, kind: str) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = cases.batch_norm()
     guide = vsd.VSDGuide(model)
@@ -34,7 +32,7 @@ def train(path: Path | None, kind: str, epochs: int = EPOCHS) -> dict[str, torch
         model,
         guide,
         cases.data(),
-        epochs=epochs,
+        epochs=EPOCHS,
         batch_size=5,
         optimizer=pyro.optim.Adam({"lr": 0.01}) if kind == "pyro" else torch.optim.AdamW,
         scheduler=None if kind == "pyro" else lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99),
@@ -49,41 +47,29 @@ def train(path: Path | None, kind: str, epochs: int = EPOCHS) -> dict[str, torch
     return cases.values(model, guide)
 
 
-def in_child(path: Path | None, kind: str, result: Path) -> int:
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        torch.save(train(path, kind), result)
-        status = 0
-    finally:
-        os._exit(status)
+def keep(path: Path | None, kind: str, result: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    torch.save(train(path, kind), result)
 
 
 def main(folder: Path, kind: str) -> None:
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    for epochs in (1, 2):
-        train(folder / "warm.ckpt", kind, epochs)
-        pyro.clear_param_store()
-    assert os.waitpid(in_child(None, kind, folder / "whole.pt"), 0)[1] == 0
+    children.finish(children.start(keep, None, kind, folder / "whole.pt"))
     start = time.monotonic()
-    assert os.waitpid(in_child(folder / "saved.ckpt", kind, folder / "saved.pt"), 0)[1] == 0
+    children.finish(children.start(keep, folder / "saved.ckpt", kind, folder / "saved.pt"))
     longest = (time.monotonic() - start) * LONGEST
     checkpoint, result, chance = folder / "run.ckpt", folder / "killed.pt", random.Random(0)
     kills, sizes = 0, set()
     while kills < KILLS:
-        child = in_child(checkpoint, kind, result)
+        child = children.start(keep, checkpoint, kind, result)
         time.sleep(chance.uniform(0, longest))
-        if os.waitpid(child, os.WNOHANG)[0]:
+        if not child.is_alive():
             raise SystemExit(f"finished after {kills} kills: make the run longer")
-        os.kill(child, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        children.kill(child)
         kills += 1
         if checkpoint.exists():
             sizes.add(load_checkpoint(checkpoint)["step"])
-    assert os.waitpid(in_child(checkpoint, kind, result), 0)[1] == 0
+    children.finish(children.start(keep, checkpoint, kind, result))
     print(f"{kills} kills at {len(sizes)} different steps")  # noqa: T201
 
 

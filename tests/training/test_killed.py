@@ -1,5 +1,6 @@
 """Training that is killed again and again ends with the weights of the run that was left alone."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its processes")
+@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="needs a fork server")
 @pytest.mark.parametrize("kind", ["torch", "pyro"])
 def test_killed_twenty_five_times(kind, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
