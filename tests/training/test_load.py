@@ -45,6 +45,14 @@ def count_tensors() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
+@pytest.fixture(autouse=True)
+def _earlier_objects_are_not_counted():
+    gc.collect()
+    gc.freeze()  # out of ``gc.get_objects``: what other tests left behind may go at any moment
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def tiny():
     model = cases.regressor()
