@@ -123,6 +123,11 @@ def _entropies(stem: Path, setting: Setting, outside: str, labels: dict[str, str
         vsd.plots.entropy_cdf(series, ax=axes[row, 1]).set_title(title)
         # most rows of the test set are sure: a linear scale shows nothing else
         axes[row, 0].set_yscale("log")
+    # one legend for all, below: inside, six names would cover the curves
+    handles, names = axes[0, 1].get_legend_handles_labels()
+    for ax in axes.flat:
+        ax.get_legend().remove()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"{TITLES[setting.task]}: predictive entropy")
     return _save(figure, stem.with_name(f"{stem.name}_entropy_{outside}.png"))
 
