@@ -128,7 +128,7 @@ def rotation(task: str, results: Results) -> str:
 def _twin(variant: str) -> str:
     """The variant without reflections, all else equal; nothing where there is none."""
     twins = dict.fromkeys(("vsd_t1", "vsd_t2", "vsd_t3", "vsd_t8"), "ard_vd")
-    twins |= {f"vsd_t2_{kind}": f"ard_vd_{kind}" for kind in ("fc", "full", "e100", "e100_l3", "e100_l10")}
+    twins |= {f"vsd_t2_{kind}": f"ard_vd_{kind}" for kind in ("fc", "fc_e24", "full", "e100", "e100_l3", "e100_l10")}
     twins["vsd_t8_e100_l10"] = "ard_vd_e100_l10"
     return twins.get(variant, "")
 
