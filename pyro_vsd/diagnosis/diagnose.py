@@ -13,6 +13,7 @@ from pyro_vsd.diagnosis.findings import (
     Finding,
     data_findings,
     objective_findings,
+    overfit_findings,
     prediction_findings,
     row_findings,
     site_findings,
@@ -47,8 +48,9 @@ def diagnose(
 
     The report names what is wrong by construction (droprates all equal beside reflections, a ``num_data`` that is not
     the number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that swamps the fit, Θ that
-    froze or drifted, predictions that are too sure; and how much of the gain is found that the best covariance of the
-    noise could give. A note says where fewer than 30 rows are behind the figures, which then scatter.
+    froze or drifted, a fit that held-out rows do not share, predictions that are too sure; and how much of the gain is
+    found that the best covariance of the noise could give. A note says where fewer than 30 rows are behind the figures,
+    which then scatter.
 
     For models of ``vsd.nn`` and hand-written Pyro models alike. What a model does not tell is left out, and the report
     says so: where Θ started (known for ``vsd.nn``), predictions (the model must accept a call without its last
@@ -87,6 +89,8 @@ def diagnose(
     for name, value, least in (("num_rows", num_rows, 1), ("num_samples", num_samples, 4), ("max_units", max_units, 0)):
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}.")
+    if not isinstance(seed, int):
+        raise ValueError(f"seed: expected an integer, got {seed!r}.")
     rows = Rows("data", data, batch_size)
     held_out = None if validation is None else Rows("validation", validation, batch_size)
     device = next(guide.parameters()).device
@@ -138,12 +142,15 @@ class _Run:
             units = sum(strengths[name] * site["K"] for name, site in sites.items())
             objective.price = 0.5 * math.log(2) * units / objective.num_data
             self._gains(sites, strengths, max_units)
+            prediction = self._prediction(held_out, num_samples)
+            if prediction and held_out is not None:
+                findings += overfit_findings(objective, prediction)
+            overfitted = bool(findings)
             for name, values in sites.items():
-                findings += site_findings(name, values, objective.slopes.get(name), objective.num_data)
+                findings += site_findings(name, values, objective.slopes.get(name), objective.num_data, overfitted)
             rows = self.rows
             findings += data_findings(objective, rows.num_rows, rows.batch_size, self.stated, rows.assumed)
             findings = with_causes(findings + objective_findings(objective, findings))
-            prediction = self._prediction(held_out, num_samples)
             if prediction:
                 findings += prediction_findings(prediction, held_out is not None, findings)
             for source in (rows, held_out):
@@ -175,7 +182,8 @@ class _Run:
         if self.rows.not_finite and not math.isfinite(objective.log_likelihood):
             raise ValueError(f"the log-likelihood of the data is {objective.log_likelihood}")  # `diagnose` says why
         if objective.constant is None:
-            self.left_out.append("the log-likelihood of a constant prediction: not known for this likelihood")
+            reason = "not known for this likelihood, or the targets are all equal"
+            self.left_out.append(f"the log-likelihood of a constant prediction: {reason}")
         if not tells_slopes(objective):
             self.left_out.append(f"whether the loss still falls: a sample of {objective.sampled} rows cannot tell")
         if self.rows.num_rows is None:

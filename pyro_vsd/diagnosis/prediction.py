@@ -59,8 +59,11 @@ def measure_prediction(
             "nll": -metrics.log_likelihood(prediction, y),
             "epistemic_share": float(spread / prediction.variance.mean()),
         }
-    needed, curve = samples_needed(_log_densities(prediction, y))
-    values |= {"samples_needed": needed, "nll_by_samples": curve}
+    densities = _log_densities(prediction, y)
+    needed, curve = samples_needed(densities)
+    by_row = densities.logsumexp(0)
+    standard_error = float(by_row.std()) / math.sqrt(len(by_row)) if len(by_row) > 1 else math.inf
+    values |= {"nll_error": standard_error, "samples_needed": needed, "nll_by_samples": curve}
     return {"rows": count_rows(y), "num_samples": num_samples, **values}
 
 

@@ -17,7 +17,8 @@ class Diagnosis:
     :ivar sites: numbers of each weight: ``K``, ``Q``, ``T``, quantiles of ``alpha``, shares ``collapsed`` and
         ``exploded``, ``alpha_spread`` (of log α), ``correlated`` (share of ‖Σ‖² off the diagonal), ``kl`` (nats per
         datum, not weighted), ``theta_moved`` (distance from the start over its norm), ``theta_growth``,
-        ``theta_slope`` and ``gain`` (``now``, ``best_diagonal``, ``best``, ``found``); ``None`` where not known.
+        ``theta_slope`` and ``gain``; ``None`` where not known. Of a gain: the objective ``now``, ``rescaled`` (each
+        unit's noise at its best size), ``best_diagonal`` and ``best``; the share ``found``; ``size``, noise over best.
     :ivar objective: nats per datum: ``log_likelihood``, ``constant``, ``kl``, ``weighted_kl``; ``balance``, the
         kl_weight at which KL and log-likelihood would be equal; settings.
     :ivar prediction: measures on held-out rows, or on the data; empty where there are none.
@@ -106,7 +107,7 @@ class Diagnosis:
             gain = site.get("gain") or {}
             alpha = [f"{site['alpha'][level]:.2g}" for level in ("5%", "median", "95%")]
             counts = [str(site[key]) for key in ("K", "Q", "T")]
-            tail = (_percent(site["correlated"]), _text(site.get("kl"), 4), _percent(gain.get("found")))
+            tail = (_percent(site["correlated"]), _text(site.get("kl"), 4), _share(gain.get("found")))
             table.append((name, *counts, *alpha, *tail, _percent(site["theta_moved"])))
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         return [
@@ -144,3 +145,10 @@ def _text(value: float | None, digits: int | None = None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _share(value: float | None) -> str:
+    """Of a gain; how far below none it is, where correlations as trained do harm, tells nothing more."""
+    if value is None or value >= 0:
+        return _percent(value)
+    return "< 0" if value < -0.005 else "0 %"

@@ -74,6 +74,9 @@ class Rows:
             yield batch
             if seen >= at_most:
                 return
+        if not seen:
+            hint = "Is the DataLoader empty, or shorter than a batch with drop_last=True?"
+            raise ValueError(f"{self.name}: expected at least one batch, got none. {hint}")
 
     def _note(self, batch: Any, seen: int) -> None:
         self.seen = max(self.seen, seen)

@@ -505,6 +505,7 @@ def test_a_guide_that_is_not_set_up_is_refused():
     [
         ({"num_rows": 0}, ValueError, "num_rows: expected an integer >= 1, got 0"),
         ({"num_samples": 3}, ValueError, "num_samples: expected an integer >= 4, got 3"),
+        ({"seed": None}, ValueError, "seed: expected an integer, got None"),
         ({"max_units": -1}, ValueError, "max_units: expected an integer >= 0, got -1"),
         ({"batch_size": 0}, ValueError, "batch_size: expected an integer >= 1 or None, got 0"),
         ({"elbo": pyro.infer.Trace_ELBO()}, TypeError, "elbo: expected the VSD_ELBO of training or None, got a T"),
