@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.paper import options_tables, rotation_tables, runner, store, tables
 from benchmarks.paper.registry import AT_HAND, SETTINGS
-from benchmarks.paper.unit import Setting
+from benchmarks.paper.unit import Setting, Unit
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -18,11 +18,11 @@ def _parser() -> argparse.ArgumentParser:
         _selection(command)
         if name == "tune":
             _running(command)
-            command.add_argument("--trials", type=int, default=10)
-            command.add_argument("--epochs", type=int, default=6, help="of a trial")
+            command.add_argument("--trials", type=_positive, default=10)
+            command.add_argument("--epochs", type=_positive, default=6, help="of a trial")
         if name == "run":
             _running(command)
-            command.add_argument("--jobs", type=int, default=1, help="processes")
+            command.add_argument("--jobs", type=_positive, default=1, help="processes")
             command.add_argument("--device", default="cpu", help="such as cuda:0")
             command.add_argument("--smoke", action="store_true", help="a few steps on random images; nothing is kept")
     command = commands.add_parser("tables", help="print the tables as Markdown")
@@ -34,9 +34,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
 def _selection(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--task", nargs="+", default=AT_HAND, choices=list(SETTINGS), metavar="TASK")
-    command.add_argument("--only", nargs="+", default=[], metavar="VARIANT")
+    others = [task for task in SETTINGS if task not in AT_HAND]
+    names = f"{', '.join(AT_HAND)} (these by default); {', '.join(others)}"
+    command.add_argument("--task", nargs="+", default=AT_HAND, choices=list(SETTINGS), metavar="TASK", help=names)
+    command.add_argument("--only", nargs="+", default=[], metavar="VARIANT", help="as list shows them")
     command.add_argument("--seeds", nargs="+", type=int, default=[], metavar="SEED")
     command.add_argument("--results", type=Path, default=store.RESULTS, help="folder of the JSON files")
 
@@ -50,43 +58,78 @@ def _running(command: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     arguments = _parser().parse_args()
-    if arguments.command == "tables":
-        if arguments.write:
-            for module in (tables, rotation_tables, options_tables):
-                module.write(arguments.results)
-        else:
-            print(*(m.render(arguments.results) for m in (tables, rotation_tables, options_tables)), sep="\n\n")
-        return
-    if arguments.command == "figures":
-        from benchmarks.paper import figures, rotation_figures  # matplotlib takes a second to import
+    _COMMANDS[arguments.command](arguments)
 
-        for module in (figures, rotation_figures):
-            print(*module.draw(arguments.out, arguments.results), sep="\n")
-        return
-    units = runner.selected(arguments.task, arguments.only, arguments.seeds)
-    if arguments.command == "run" and arguments.smoke:
-        with tempfile.TemporaryDirectory() as folder:
-            here = Path(folder)
-            runner.run(
-                units, here / "results", arguments.data, here, arguments.jobs, device=arguments.device, smoke=True
-            )
-    elif arguments.command == "run":
-        runner.run(units, arguments.results, arguments.data, arguments.work, arguments.jobs, device=arguments.device)
-    elif arguments.command == "tune":
-        from benchmarks.paper.tune import tune  # Optuna takes a second to import
 
-        for unit in {(unit.task, unit.variant): unit for unit in units}.values():
-            # the UCI sets tune inside their units
-            own = isinstance(unit.setting, Setting) and unit.setting.tuned_as is None
-            if own and unit.setting.variants[unit.variant].tuned:
-                chosen = tune(unit.setting, unit.variant, arguments.data, arguments.work, arguments.results,
-                              arguments.trials, arguments.epochs)["chosen"]  # fmt: skip
-                print(f"{unit.task}/{unit.variant}: {chosen}", flush=True)
-    elif arguments.command == "list":
-        open_units = {unit.name for unit in runner.missing(units, arguments.results)}
-        for unit in units:
-            print("missing" if unit.name in open_units else "done   ", unit.name)
-        print(f"{len(units) - len(open_units)} of {len(units)} done")
+def _units(arguments: argparse.Namespace) -> list[Unit]:
+    try:
+        return runner.selected(arguments.task, arguments.only, arguments.seeds)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+
+
+def _tables(arguments: argparse.Namespace) -> None:
+    """All pages or none, and none without its results."""
+    made = {module: module.render(arguments.results) for module in (tables, rotation_tables, options_tables)}
+    empty = [module.PAGE.name for module, text in made.items() if not text]
+    if len(empty) == len(made) or (arguments.write and empty):
+        raise SystemExit(f"results: expected those of {', '.join(empty)} in {arguments.results}, got none.")
+    if not arguments.write:
+        print(*made.values(), sep="\n\n")
+        return
+    for module, text in made.items():
+        tables.rebuild(module.PAGE, text)
+        print(f"wrote {module.PAGE}")
+
+
+def _figures(arguments: argparse.Namespace) -> None:
+    from benchmarks.paper import figures, rotation_figures  # matplotlib takes a second to import
+
+    made = [path for module in (figures, rotation_figures) for path in module.draw(arguments.out, arguments.results)]
+    if not made:
+        raise SystemExit(f"results: expected some in {arguments.results}, got none.")
+    print(*made, sep="\n")
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    units = _units(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        results, work, how = arguments.results, arguments.work, {"device": arguments.device}
+        if arguments.smoke:
+            results, work, how = Path(folder) / "results", Path(folder), how | {"smoke": True}
+        if not runner.missing(units, results):
+            print(f"all {len(units)} done")
+        runner.run(units, results, arguments.data, work, arguments.jobs, **how)
+
+
+def _tune(arguments: argparse.Namespace) -> None:
+    from benchmarks.paper.tune import tune  # Optuna takes a second to import
+
+    units = _units(arguments)
+    searched = [unit for unit in {(unit.task, unit.variant): unit for unit in units}.values() if _has_search(unit)]
+    if not searched:
+        raise SystemExit(f"only: expected variants with a search, got {', '.join(arguments.only) or 'none'}.")
+    for unit in searched:
+        chosen = tune(unit.setting, unit.variant, arguments.data, arguments.work, arguments.results,
+                      arguments.trials, arguments.epochs)["chosen"]  # fmt: skip
+        print(f"{unit.task}/{unit.variant}: {chosen}", flush=True)
+
+
+def _has_search(unit: Unit) -> bool:
+    """The UCI sets tune inside their units."""
+    own = isinstance(unit.setting, Setting) and unit.setting.tuned_as is None
+    return own and bool(unit.setting.variants[unit.variant].tuned)
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    units = _units(arguments)
+    missing = {unit.name for unit in runner.missing(units, arguments.results)}
+    for unit in units:
+        print("missing" if unit.name in missing else "done   ", unit.name)
+    print(f"{len(units) - len(missing)} of {len(units)} done")
+
+
+_COMMANDS = {"run": _run, "list": _list, "tune": _tune, "tables": _tables, "figures": _figures}
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from benchmarks.paper import store, uci_results, uci_tables
 from benchmarks.paper.settings.options import DEFAULT, SETTINGS
-from benchmarks.paper.tables import rebuild
 
-__all__ = ["PAGE", "render", "write"]
+__all__ = ["PAGE", "render"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 
@@ -27,8 +26,3 @@ def render(folder: Path = store.RESULTS) -> str:
         lines = uci_tables.differences(results, metric, pairs, words)
         parts.append("\n".join([f"**{uci_tables.TITLES[metric]}**", "", *lines]))
     return "\n\n".join([f"Against the defaults. {uci_tables.LEGEND}", *parts] if parts else [])
-
-
-def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
-    """Rebuilds the table of the page."""
-    rebuild(path, render(folder))

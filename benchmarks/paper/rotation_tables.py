@@ -8,9 +8,9 @@ from benchmarks.paper import store, uci_results, uci_tables
 from benchmarks.paper.noise_study import REFLECTIONS
 from benchmarks.paper.settings.rotation import SETTINGS
 from benchmarks.paper.settings.uci import UCISetting
-from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown, rebuild
+from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown
 
-__all__ = ["NAMES", "PAGE", "UCI_SETTINGS", "Layer", "layers", "render", "write"]
+__all__ = ["NAMES", "PAGE", "UCI_SETTINGS", "Layer", "layers", "render"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rotation.md"
 
@@ -137,8 +137,3 @@ def _mnist(folder: Path) -> str:
     ]
     note = f"FC 400×2, {setting.epochs} epochs, {setting.num_samples} samples."
     return markdown("MNIST", ["noise", *(name for name, *_ in MEASURES)], rows, note) if rows else ""
-
-
-def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
-    """Rebuilds the tables of the page."""
-    rebuild(path, render(folder))

@@ -22,10 +22,14 @@ __all__ = ["missing", "run", "run_unit", "selected"]
 def selected(tasks: Sequence[str], only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Unit]:
     """The units of these tasks, in order; ``only`` names variants, empty means all."""
     units = [unit for task in tasks for unit in units_of(task)]
-    unknown = set(only) - {unit.variant for unit in units}
+    known = dict.fromkeys(unit.variant for unit in units)
+    unknown = set(only) - set(known)
     if unknown:
-        raise ValueError(f"only: expected variants of {', '.join(tasks)}, got {', '.join(sorted(unknown))}.")
-    return [u for u in units if (not only or u.variant in only) and (not seeds or u.seed in seeds)]
+        raise ValueError(f"only: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}.")
+    chosen = [u for u in units if (not only or u.variant in only) and (not seeds or u.seed in seeds)]
+    if not chosen:
+        raise ValueError(f"seeds: expected some of {sorted({unit.seed for unit in units})}, got {list(seeds)}.")
+    return chosen
 
 
 def missing(units: Sequence[Unit], results: Path) -> list[Unit]:

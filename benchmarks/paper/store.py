@@ -14,6 +14,7 @@ import math
 import os
 import re
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,29 @@ def write(path: Path, text: str) -> None:
 
 
 def done(folder: str | Path, task: str, variant: str, seed: int) -> bool:
-    """Whether the unit has a result."""
-    return path_of(folder, task, variant, seed).is_file()
+    """Whether the unit has a result; a file that holds none is warned of and does not count."""
+    path = path_of(folder, task, variant, seed)
+    if not path.is_file():
+        return False
+    try:
+        load_one(path)
+    except ValueError as error:
+        warnings.warn(f"{error} It counts as missing.", stacklevel=2)
+        return False
+    return True
 
 
 def load_one(path: Path) -> dict[str, Any]:
-    """One result."""
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """One result.
+
+    :raises ValueError: naming the file, where it holds something else.
+    """
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ValueError(f"{path}: expected a result, got no JSON ({error}). Run its unit again.") from None
+    if not isinstance(result, dict) or not {"task", "variant", "seed"} <= result.keys():
+        raise ValueError(f"{path}: expected a result with its task, variant and seed. Run its unit again.")
     return result
 
 

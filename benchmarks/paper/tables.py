@@ -11,7 +11,7 @@ from benchmarks.paper import published, store, uci_results, uci_tables
 from benchmarks.paper.registry import SETTINGS
 from benchmarks.paper.unit import Setting
 
-__all__ = ["PAGE", "estimate", "page", "rebuild", "render", "write"]
+__all__ = ["PAGE", "estimate", "page", "rebuild", "render"]
 
 #: the page that holds the tables
 PAGE = Path(__file__).resolve().parent / "README.md"
@@ -212,8 +212,3 @@ def page(text: str, tables: str) -> str:
 def rebuild(path: Path, tables: str) -> None:
     """Puts the tables into a page."""
     store.write(path, page(path.read_text(encoding="utf-8"), tables))
-
-
-def write(folder: Path = store.RESULTS, path: Path = PAGE) -> None:
-    """Rebuilds the tables of the page."""
-    rebuild(path, render(folder))

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,12 +67,10 @@ def train(
     history: dict[str, list[float]] = {"loss": []}
     seconds = 0.0
     key = repr((setting.common(), variant, seed))
-    if checkpoint is not None and checkpoint.is_file():
-        # on the CPU first: generators' states have to be there, and parameters are copied to where they belong
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        if state.get("key") == key:
-            history, seconds = state["history"], state["seconds"]
-            _restore(state, method, rates)
+    state = {} if checkpoint is None else _read(checkpoint)
+    if state.get("key") == key:
+        history, seconds = state["history"], state["seconds"]
+        _restore(state, method, rates)
     bar = tqdm(range(len(history["loss"]), epochs), desc=name, unit="epoch", leave=False, disable=None)
     for epoch in bar:
         start, total = time.perf_counter(), 0.0
@@ -88,9 +87,24 @@ def train(
     return history, seconds
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds; nothing where there is none, or a file that cannot be read, which is warned of."""
+    if not path.is_file():
+        return {}
+    try:
+        # on the CPU first: generators' states have to be there, and parameters are copied to where they belong
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes of unpickling
+        state = error
+    if isinstance(state, dict):
+        return state
+    warnings.warn(f"{path}: expected a checkpoint, got {state!r}. The unit begins anew.", stacklevel=3)
+    return {}
+
+
 def _keep(path: Path, method: Method, rates: Any, more: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.tmp")  # always the same: what a kill leaves is written over
     state = {
         **more,
         "method": method.state_dict(),
@@ -99,7 +113,10 @@ def _keep(path: Path, method: Method, rates: Any, more: dict[str, Any]) -> None:
         "generator": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
-    torch.save(state, temporary)
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 

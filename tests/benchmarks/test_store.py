@@ -65,3 +65,13 @@ def test_lists_of_numbers_take_one_line_and_strings_stay(tmp_path):
     assert '"counts": [1, 2, 3]' in path.read_text()
     loaded = store.load_one(path)
     assert {key: loaded[key] for key in result} == result
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"task": "mnist", "vari', "\x00"])
+def test_a_damaged_result_is_named_and_counts_as_missing(text, tmp_path):
+    path = store.save({}, tmp_path, "mnist", "map", 0)
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}: expected a result"):
+        store.load(tmp_path, "mnist")
+    with pytest.warns(UserWarning, match=f"{path}.*counts as missing"):
+        assert not store.done(tmp_path, "mnist", "map", 0)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import pyro_vsd as vsd
-from benchmarks.paper import figures, published, store, tables
+from benchmarks.paper import figures, options_tables, published, rotation_tables, store, tables
+from benchmarks.paper.__main__ import main
 from benchmarks.paper.registry import SETTINGS
 from benchmarks.paper.unit import Setting
 
@@ -93,10 +94,30 @@ def test_without_results_there_are_no_tables(tmp_path):
     assert tables.render(tmp_path) == ""
 
 
+@pytest.mark.parametrize("command", ["tables", "tables --write", "figures --out {out}"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_without_results_is_refused(command, exists, tmp_path, monkeypatch):
+    pages = [module.PAGE.read_bytes() for module in (tables, rotation_tables, options_tables)]
+    where = tmp_path if exists else tmp_path / "typo"
+    words = [*command.format(out=tmp_path / "out").split(), "--results", str(where)]
+    monkeypatch.setattr("sys.argv", ["paper", *words])
+    with pytest.raises(SystemExit, match="results: expected .* got none"):
+        main()
+    assert pages == [module.PAGE.read_bytes() for module in (tables, rotation_tables, options_tables)]
+
+
+def test_no_page_is_written_if_one_lacks_its_results(folder, monkeypatch):
+    before = tables.PAGE.read_bytes()
+    monkeypatch.setattr("sys.argv", ["paper", "tables", "--write", "--results", str(folder)])
+    with pytest.raises(SystemExit, match="expected those of rotation.md, options.md in"):
+        main()
+    assert tables.PAGE.read_bytes() == before
+
+
 def test_writing_replaces_the_tables_alone(folder, tmp_path):
     path = tmp_path / "page.md"
     path.write_text(f"before\n\n{tables.START}\nold\n{tables.END}\n\nafter\n", encoding="utf-8")
-    tables.write(folder, path)
+    tables.rebuild(path, tables.render(folder))
     text = path.read_text(encoding="utf-8")
     assert text == f"before\n\n{tables.START}\n\n{tables.render(folder)}\n\n{tables.END}\n\nafter\n"
 

@@ -60,6 +60,20 @@ def test_a_checkpoint_of_other_settings_is_not_used(tmp_path):
     assert history == run(VARIANTS["map"], setting=other)[1]
 
 
+@pytest.mark.parametrize("damage", ["cut", "empty", "a list"])
+def test_a_damaged_checkpoint_is_named_and_the_unit_begins_anew(damage, tmp_path):
+    path = tmp_path / "a.pt"
+    with pytest.raises(EndedError):
+        run(VARIANTS["map"], path, after_first_epoch)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
+    if damage == "a list":
+        torch.save([1, 2], path)
+    with pytest.warns(UserWarning, match=f"{path}: expected a checkpoint.*begins anew"):
+        _, history = run(VARIANTS["map"], path)
+    assert history == run(VARIANTS["map"])[1]
+
+
 def test_sgd_takes_the_loss_per_row():
     method = images.make(SETTING, VARIANTS["vsd, SGD"], 1000, 0)
     assert isinstance(method.optimizer, torch.optim.SGD)
@@ -143,8 +157,13 @@ def test_selection_by_variant_and_seed():
     assert [unit.name for unit in units] == ["mnist_400x2/vsd_t2-seed1", "mnist_400x2/map-seed1"]
 
 
+def test_seeds_that_no_unit_has_are_refused():
+    with pytest.raises(ValueError, match=r"seeds: expected some of \[0\], got \[7\]"):
+        runner.selected(["digits"], seeds=[7])
+
+
 def test_unknown_variants_are_refused():
-    with pytest.raises(ValueError, match="only: expected variants of digits, got vsd_t9"):
+    with pytest.raises(ValueError, match="only: expected some of vsd_t2, ard_vd, map, swag, got vsd_t9"):
         runner.selected(["digits"], ["vsd_t9"])
 
 
