@@ -74,6 +74,7 @@ def run(
             "lr": variant.lr or setting.lr,
             "schedule": variant.schedule,
             "optimizer": variant.optimizer,
+            "rates": variant.rates,
         },
         "tuned": tuned,
         "setting": setting.common(),
@@ -100,7 +101,9 @@ def make(setting: Setting, variant: Variant, num_data: int, seed: int, device: s
         if setting.channels_last:
             net = net.to(memory_format=torch.channels_last)
         method = make_method(variant.method, net, num_data=num_data, lr=variant.lr or setting.lr, **options)
-    if variant.optimizer == "sgd":
+    if variant.rates:
+        method.optimizer = torch.optim.Adam(method.guide.parameter_groups(variant.lr or setting.lr, **variant.rates))
+    elif variant.optimizer == "sgd":
         parameters = [p for p in method.parameters() if p.requires_grad]
         # the loss is that of the full data set: its gradient is num_data times that of the loss per row
         method.optimizer = torch.optim.SGD(parameters, lr=(variant.lr or setting.lr) / num_data, momentum=_MOMENTUM)

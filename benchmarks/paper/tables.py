@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,7 +107,7 @@ def classification(task: str, results: Results) -> str:
 
 def rotation(task: str, results: Results) -> str:
     """What reflections change: differences to VD of the same seed."""
-    pairs = [(name, twin) for name in results if (twin := _twin(name)) in results]
+    pairs = [(name, twin) for name in results if (twin := _twin(name)) != name and twin in results]
     if not pairs:
         return ""
     setting: Setting = SETTINGS[task]
@@ -126,11 +127,8 @@ def rotation(task: str, results: Results) -> str:
 
 
 def _twin(variant: str) -> str:
-    """The variant without reflections, all else equal; nothing where there is none."""
-    twins = dict.fromkeys(("vsd_t1", "vsd_t2", "vsd_t3", "vsd_t8"), "ard_vd")
-    twins |= {f"vsd_t2_{kind}": f"ard_vd_{kind}" for kind in ("fc", "fc_e24", "full", "e100", "e100_l3", "e100_l10")}
-    twins["vsd_t8_e100_l10"] = "ard_vd_e100_l10"
-    return twins.get(variant, "")
+    """The variant without reflections, all else equal, if there is one."""
+    return re.sub(r"^vsd_t\d+", "ard_vd", variant)
 
 
 def detection(task: str, outside: str, results: Results) -> str:

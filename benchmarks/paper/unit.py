@@ -19,6 +19,7 @@ class Variant:
     :param label: in tables.
     :param paper: the row of the paper's tables it stands beside, if any.
     :param lr: learning rate; the task's by default.
+    :param rates: those of a guide's parameters that have their own, by role: ``{"log_alpha": 1e-2}``.
     :param schedule: ``"cosine"`` to zero, ``"swag"`` (constant, then falling to a fifth from half to two thirds of the
         training, then constant), ``"steps"`` (times 0.3 after every tenth of the training: the paper's, over its 100
         epochs), or ``"constant"``.
@@ -39,6 +40,7 @@ class Variant:
     epochs: int | None = None
     tuned: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     seeds: tuple[int, ...] | None = None
+    rates: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def test_results_were_made_with_these_settings(task, path):
     assert found["training"]["epochs"] == (variant.epochs or setting.epochs)
     assert found["training"]["lr"] == found["tuned"].get("lr", variant.lr or setting.lr)
     assert (found["training"]["schedule"], found["training"]["optimizer"]) == (variant.schedule, variant.optimizer)
+    assert found["training"].get("rates", {}) == variant.rates
     current = setting.common()
     assert found["setting"].keys() <= current.keys()
     for key, value in found["setting"].items():
