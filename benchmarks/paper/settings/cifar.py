@@ -33,6 +33,15 @@ LONG = {
     f"{name}_e24": replace(VARIANTS[name], label=f"{VARIANTS[name].label}, 24 epochs", epochs=24, seeds=(0,))
     for name in ("vsd_t2_fc", "ard_vd_fc", "map")
 }
+# As on MNIST, a longer training may ask for a larger λ.
+LONG |= {
+    f"vsd_t2_fc_e24_l{weight}": replace(
+        LONG["vsd_t2_fc_e24"],
+        options=LONG["vsd_t2_fc_e24"].options | {"kl_weight": float(weight)},
+        label=f"VSD, T = 2, dense layers, λ = {weight}, 24 epochs",
+    )
+    for weight in (3, 10)
+}
 
 
 def _setting(task: str, data: str, ood: tuple[str, ...]) -> Setting:
