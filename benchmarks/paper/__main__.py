@@ -97,8 +97,6 @@ def _run(arguments: argparse.Namespace) -> None:
         results, work, how = arguments.results, arguments.work, {"device": arguments.device}
         if arguments.smoke:
             results, work, how = Path(folder) / "results", Path(folder), how | {"smoke": True}
-        if not runner.missing(units, results):
-            print(f"all {len(units)} done")
         runner.run(units, results, arguments.data, work, arguments.jobs, **how)
 
 

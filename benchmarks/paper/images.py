@@ -101,6 +101,8 @@ def make(setting: Setting, variant: Variant, num_data: int, seed: int, device: s
         if setting.channels_last:
             net = net.to(memory_format=torch.channels_last)
         method = make_method(variant.method, net, num_data=num_data, lr=variant.lr or setting.lr, **options)
+    if variant.rates and variant.optimizer != "own":
+        raise ValueError(f"rates: expected none beside optimizer={variant.optimizer!r}, got {variant.rates}.")
     if variant.rates:
         method.optimizer = torch.optim.Adam(method.guide.parameter_groups(variant.lr or setting.lr, **variant.rates))
     elif variant.optimizer == "sgd":

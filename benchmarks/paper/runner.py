@@ -56,6 +56,8 @@ def run_unit(unit: Unit, results: Path, data: Path | None, work: Path, **how: An
 def run(units: Sequence[Unit], results: Path, data: Path | None, work: Path, jobs: int = 1, **how: Any) -> None:
     """Runs the units that are missing, in order."""
     todo = missing(units, results)
+    if not todo:
+        tqdm.write(f"all {len(units)} done")
     calls = (delayed(run_unit)(unit, results, data, work, **how) for unit in todo)
     lines = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1)(calls)
     with tqdm(total=len(todo), unit="unit", disable=None) as bar:

@@ -127,7 +127,7 @@ def rotation(task: str, results: Results) -> str:
 
 
 def _twin(variant: str) -> str:
-    """The variant without reflections, all else equal, if there is one."""
+    """What the variant without reflections, all else equal, is called; its own name where it has none."""
     return re.sub(r"^vsd_t\d+", "ard_vd", variant)
 
 

@@ -37,8 +37,6 @@ _TELLING = 200
 # samples that 500 rows do not have: 31 with 10 rows, 16 with 20, 5 with 30, 3 with 50. The log-likelihood scatters by
 # 0.2 to 0.3 nats per datum with 10 rows, by 0.1 to 0.15 with 30.
 _FEW = 30
-
-
 # Held-out rows that are worse than training rows by more than this share of the information in a target, beside two
 # standard errors. Regressions of 100 rows were first so far apart where their held-out score was the best (0.2 nats)
 # and ended 6 apart; healthy ones of 1,000 rows came to 0.15 with a standard error of 0.14, digits to 0.06.
@@ -194,10 +192,9 @@ def objective_findings(objective: Objective, others: list[Finding]) -> list[Find
         return []
     # The network costs more than it brings: a constant would have a better objective. Or noise has risen until the KL
     # is cheap and nothing comes through, where noise of moderate size would cost more than there is to gain.
-    costly = kl > abs(gain) and kl > 0.2 * objective.information
+    # A fit that held-out rows do not share is no reason for less KL, which would give more of it.
+    costly = kl > abs(gain) and kl > 0.2 * objective.information and "overfitted" not in codes
     gave_up = gain < 0.05 * objective.information and objective.price > objective.information
-    # a fit that held-out rows do not share is worth less than it seems, and less KL would give more of it
-    costly = costly and "overfitted" not in codes
     if costly or (gave_up and "alpha_exploded" in codes):
         cost = f"{kl:.2g} nats per datum for a gain of {gain:.2g} over a constant prediction"
         balance, now = objective.balance, objective.kl_weight

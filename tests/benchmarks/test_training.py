@@ -92,6 +92,7 @@ def test_parameters_are_float32_and_come_from_the_seed():
     ("variant", "message"),
     [
         (Variant("map", optimizer="rmsprop"), "optimizer: expected 'own' or 'sgd', got 'rmsprop'"),
+        (Variant("vsd", optimizer="sgd", rates={"log_alpha": 0.1}), "rates: expected none beside optimizer='sgd'"),
         (Variant("map", schedule="step"), "schedule: expected 'cosine', 'swag', 'steps' or 'constant', got 'step'"),
     ],
 )
