@@ -161,7 +161,7 @@ assert SMOKE or all(abs(ratio - 1) < 0.01 and abs(gain) < 0.01 for (ratio, _), (
 # no finding. The kind of the vectors makes no difference either.
 #
 # **When is VD enough?** Where the noise is weak, as with many data, and where inputs and units are not redundant: the
-# KL alone never wants a rotation, only the likelihood can pay for one. Try reflections, and five rather than two, where
+# KL alone never wants a rotation, only the likelihood can pay for one. Try more reflections than the default two where
 # features are correlated, data are few, and inputs unlike the training data have to be noticed. The page "Choosing
 # options" of the documentation has more measurements.
 

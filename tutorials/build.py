@@ -9,6 +9,7 @@ The scripts are the source (jupytext's percent format); never edit a notebook by
 """
 
 import argparse
+import copy
 import os
 import sys
 import tempfile
@@ -56,7 +57,7 @@ def read(script: Path) -> Any:
 def execute(script: Path, smoke: bool = False) -> Any:
     """The notebook with its outputs, run in an empty folder."""
     notebook = read(script)
-    metadata = notebook.metadata
+    metadata = copy.deepcopy(notebook.metadata)  # the kernel adds its own
     # One torch thread, as in `make`: the products are so small that a second would only be waited for.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     # Pyro's progress bars miss ipywidgets, which nothing here needs.

@@ -46,7 +46,7 @@ class VSD(GuideMethod):
         self,
         net: nn.Module,
         *,
-        num_reflections: int = 8,
+        num_reflections: int = 2,
         kl_weight: float | Callable[[int], float] = 1.0,
         kl_scale: str = "unit",
         init_alpha: float = 0.2,

@@ -49,7 +49,7 @@ class VSDHierarchical(GuideMethod):
         net: nn.Module,
         *,
         prior: HierarchicalPrior = HierarchicalPrior(),  # noqa: B008 (frozen)
-        num_reflections: int = 8,
+        num_reflections: int = 2,
         kl_weight: float | Callable[[int], float] = 1.0,
         kl_scale: str = "unit",
         init_alpha: float = 0.2,

@@ -47,7 +47,7 @@ class VSDLowRank(GuideMethod):
         net: nn.Module,
         *,
         rank: int = 5,
-        num_reflections: int = 8,
+        num_reflections: int = 2,
         kl_weight: float | Callable[[int], float] = 1.0,
         kl_scale: str = "unit",
         init_alpha: float = 0.2,

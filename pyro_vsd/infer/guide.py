@@ -74,7 +74,7 @@ class VSDGuide(Saving):
         self,
         model: Callable[..., Any],
         *,
-        num_reflections: int = 8,
+        num_reflections: int = 2,
         vectors: str = "free",
         rank: int | None = None,
         init_alpha: float = 0.2,
