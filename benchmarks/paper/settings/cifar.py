@@ -35,12 +35,13 @@ LONG = {
 }
 # As on MNIST, a longer training may ask for a larger λ.
 LONG |= {
-    f"vsd_t2_fc_e24_l{weight}": replace(
-        LONG["vsd_t2_fc_e24"],
-        options=LONG["vsd_t2_fc_e24"].options | {"kl_weight": float(weight)},
-        label=f"VSD, T = 2, dense layers, λ = {weight}, 24 epochs",
+    f"{name}_e24_l{weight}": replace(
+        LONG[f"{name}_e24"],
+        options=LONG[f"{name}_e24"].options | {"kl_weight": float(weight)},
+        label=f"{VARIANTS[name].label}, λ = {weight}, 24 epochs",
+        seeds=(0, 1) if weight == 10 else (0,),
     )
-    for weight in (3, 10)
+    for name, weight in (("vsd_t2_fc", 3), ("vsd_t2_fc", 10), ("ard_vd_fc", 10))
 }
 
 
