@@ -162,8 +162,8 @@ assert SMOKE or all(abs(ratio - 1) < 0.01 and abs(gain) < 0.01 for (ratio, _), (
 #
 # **When is VD enough?** Where the noise is weak, as with many data, and where inputs and units are not redundant: the
 # KL alone never wants a rotation, only the likelihood can pay for one. Try more reflections than the default two where
-# features are correlated, data are few, and inputs unlike the training data have to be noticed. The page "Choosing
-# options" of the documentation has more measurements.
+# features are correlated and data are few, or a gap between the data has to be noticed, as in the first tutorial. The
+# page "Choosing options" of the documentation has more measurements.
 
 # %% [markdown]
 # ## Diagnose
