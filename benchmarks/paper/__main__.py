@@ -5,9 +5,13 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.paper import options_tables, rotation_tables, runner, store, tables
+from benchmarks.paper import options_tables, rotation_tables, runner, store, summary_tables, tables
 from benchmarks.paper.registry import AT_HAND, SETTINGS
 from benchmarks.paper.unit import Setting, Unit
+
+#: each makes the tables of a page
+PAGES = (tables, rotation_tables, options_tables, summary_tables)
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,8 +74,8 @@ def _units(arguments: argparse.Namespace) -> list[Unit]:
 
 def _tables(arguments: argparse.Namespace) -> None:
     """All pages or none, and none without its results."""
-    made = {module: module.render(arguments.results) for module in (tables, rotation_tables, options_tables)}
-    empty = [module.PAGE.name for module, text in made.items() if not text]
+    made = {module: module.render(arguments.results) for module in PAGES}
+    empty = [str(module.PAGE.relative_to(_ROOT)) for module, text in made.items() if not text]
     if len(empty) == len(made) or (arguments.write and empty):
         raise SystemExit(f"results: expected those of {', '.join(empty)} in {arguments.results}, got none.")
     if not arguments.write:

@@ -76,9 +76,11 @@ def by_variant(folder: Path, task: str) -> Results:
 
 
 def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
-    lines = [f"### {title}", "", *([note, ""] if note else [])]
-    lines += ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join(lines)
+    return "\n".join([f"### {title}", "", *([note, ""] if note else []), lines(header, rows)])
+
+
+def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
 
 
 def classification(task: str, results: Results) -> str:

@@ -42,6 +42,7 @@ VARIANTS = {name: kind for setting in SETTINGS for name, kind in setting.variant
 ROUNDS = {"": "first", "_again": "second", "_third": "third"}
 WORDS = {"tuned": "tuned", "default": "default λ", "weight": "KL per weight", "unit": "KL per unit"}
 
+
 def standing(results: Results, variant: str = "vsd_t2", last: str = "first") -> dict[str, dict[str, bool]]:
     """Whether ours is within one standard error, the paper's, of the paper's VSD, or better.
 
@@ -69,8 +70,8 @@ def tables(results_folder: str | Path) -> str:
     if not results:
         return "No UCI results.\n"
     parts = [READING, ""]
-    for number, metric in enumerate(METRICS):
-        parts += [f"### {TITLES[metric]}", "", *_main(results, metric, number), ""]
+    for column, metric in enumerate(METRICS):
+        parts += [f"### {TITLES[metric]}", "", *_main(results, metric, column), ""]
     parts += [*_standing_lines(results), ""]
     parts += ["### Test log-likelihood: the median over splits and seeds", "", MEDIAN_TEXT, "", *_medians(results), ""]
     parts += ["### Coverage of 95 % intervals", "", *_coverage(results), ""]
@@ -97,7 +98,7 @@ LEGEND = (
 )
 
 
-def _sets(results: Results) -> list[str]:
+def sets_of(results: Results) -> list[str]:
     found = {data for data, _, _ in results}
     return [setting.data for setting in SETTINGS if setting.data in found]
 
@@ -115,21 +116,17 @@ def _rows(results: Results) -> Iterable[tuple[str, str, str, str | None]]:
                 yield variant, group, f"{kind.label}, {WORDS[group]}", None
 
 
-def _main(results: Results, metric: str, number: int) -> list[str]:
-    sets = _sets(results)
+def _main(results: Results, metric: str, column: int) -> list[str]:
+    sets = sets_of(results)
     lines = _header(["method", ""], sets)
     for variant, group, label, paper in _rows(results):
         if paper is not None:
-            cells = [_number(*PAPER[s][paper][number], s, metric, paper=True) for s in sets]
+            cells = [number(*PAPER[s][paper][column], s, metric, paper=True) for s in sets]
             lines.append(f"| {label} | paper | " + " | ".join(cells) + " |")
         cells = []
         for data in sets:
             found = values(results, data, variant, group, metric)
-            if not found:
-                cells.append("")
-                continue
-            mean, error, count = mean_and_error(found)
-            cells.append(f"{_number(mean, error, data, metric)} ({count})")
+            cells.append(cell(found, data, metric) if found else "")
         lines.append(f"| {label} | ours | " + " | ".join(cells) + " |")
     return lines
 
@@ -139,7 +136,13 @@ def _header(first: list[str], sets: list[str]) -> list[str]:
     return ["| " + " | ".join(cells) + " |", "|" + "---|" * len(cells)]
 
 
-def _number(mean: float, error: float, data: str, metric: str, paper: bool = False) -> str:
+def cell(found: dict[int, list[float]], data: str, metric: str) -> str:
+    """Mean ± standard error (number of runs)."""
+    mean, error, count = mean_and_error(found)
+    return f"{number(mean, error, data, metric)} ({count})"
+
+
+def number(mean: float, error: float, data: str, metric: str, paper: bool = False) -> str:
     digits = 2 if paper else {"naval": 5, "kin8nm": 4}.get(data, 3) if metric == "rmse" else 3
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
@@ -172,7 +175,7 @@ def _medians(results: Results) -> list[str]:
 
 def _by_method(results: Results, metric: str, text: Callable[[dict[int, list[float]]], str]) -> list[str]:
     """A row a method, tuned; what a cell says is made of the numbers by seed."""
-    sets = _sets(results)
+    sets = sets_of(results)
     lines = _header(["method"], sets)
     for variant, group, label, _ in _rows(results):
         if group == "tuned":
@@ -190,7 +193,7 @@ def differences(results: Results, metric: str, pairs: list[Pair], words: Callabl
     :param pairs: variant and list of settings, minus another.
     :param words: what a row is called.
     """
-    sets = _sets(results)
+    sets = sets_of(results)
     lines = _header(["difference"], sets)
     for pair in pairs:
         found = [paired(results, data, *pair, metric) for data in sets]
@@ -218,7 +221,7 @@ def _choices(results: Results) -> list[str]:
     """How often each setting won on held-out rows."""
     lines = ["| method | set | settings chosen, splits of all seeds |", "|---|---|---|"]
     for variant, _, label, _ in (row for row in _rows(results) if row[1] == "tuned"):
-        for data in _sets(results):
+        for data in sets_of(results):
             counts: dict[str, int] = {}
             for (name, kind, _), result in sorted(results.items()):
                 if name == data and kind == variant:

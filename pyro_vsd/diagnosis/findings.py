@@ -147,7 +147,8 @@ def _theta_findings(site: dict[str, Any], slope: float | None) -> list[tuple[str
     if not site["trainable"]:
         return [("theta_fixed", "note", "theta does not require gradients, so only its noise is learned")]
     if moved is not None and moved < 1e-6 and slope is not None and slope > 1e-5:
-        text = "theta has not moved from its start, though the loss has a gradient there: was the guide trained, and is theta in the optimiser?"
+        advice = "was the guide trained, and is theta in the optimiser?"
+        text = f"theta has not moved from its start, though the loss has a gradient there: {advice}"
         return [("theta_frozen", "warning", text)]
     if growth is not None and growth > 10:
         advice = "nothing in the objective holds it back: lower its learning rate or add weight decay"

@@ -7,7 +7,6 @@ import torch
 
 import pyro_vsd as vsd
 from benchmarks.paper import options_tables, rotation_tables, runner, store, uci
-from benchmarks.paper import tables as tables_module
 from benchmarks.paper.noise_study import compared, reach
 from benchmarks.paper.reflections import best_reflections, family_objective, reflections_onto
 from benchmarks.paper.rotation_images import noise_of, set_noise
@@ -194,12 +193,6 @@ def test_the_reach_is_measured_where_there_is_no_reflection():
 # ---- the tables
 
 
-def test_the_page_holds_what_the_results_say():
-    text = rotation_tables.PAGE.read_text(encoding="utf-8")
-    tables = rotation_tables.render()
-    assert tables_module.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
-
-
 def test_a_share_is_a_part_of_the_gain(tmp_path):
     layer = {"trained": [9.0, 9.0], "sized": [8.5, 8.5], "independent": [10.0, 10.0], "best": [6.0, 8.0]}
     result = {"noise": {"default": {"layer0": layer}}, "groups": {}}
@@ -233,12 +226,6 @@ def test_the_options_are_compared_with_the_defaults(tmp_path):
     assert "| λ = 3 per unit | **-0.467 ± 0.143** (3) |" in text
     assert "| spread of log α 0 | +0.000 ± 0.000 (3) |" in text
     assert "| λ = 1 per unit |" not in text
-
-
-def test_the_page_of_options_holds_what_the_results_say():
-    text = options_tables.PAGE.read_text(encoding="utf-8")
-    tables = options_tables.render()
-    assert tables_module.page(text, tables) == text, "run: python -m benchmarks.paper tables --write"
 
 
 @pytest.mark.parametrize("lr", [0.001, None])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import pyro_vsd as vsd
-from benchmarks.paper import figures, options_tables, published, rotation_tables, store, tables
-from benchmarks.paper.__main__ import main
+from benchmarks.paper import figures, published, store, tables
+from benchmarks.paper.__main__ import PAGES, main
 from benchmarks.paper.registry import SETTINGS
 from benchmarks.paper.unit import Setting
 
@@ -45,10 +45,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_page_holds_what_the_results_say():
-    assert tables.PAGE.read_text(encoding="utf-8") == tables.page(
-        tables.PAGE.read_text(encoding="utf-8"), tables.render()
-    ), "run: python -m benchmarks.paper tables --write"
+@pytest.mark.parametrize("module", PAGES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_pages_hold_what_the_results_say(module):
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert text == tables.page(text, module.render()), "run: python -m benchmarks.paper tables --write"
 
 
 @pytest.mark.parametrize(("task", "path"), COMMITTED, ids=lambda value: getattr(value, "name", value))
@@ -98,19 +98,20 @@ def test_without_results_there_are_no_tables(tmp_path):
 @pytest.mark.parametrize("command", ["tables", "tables --write", "figures --out {out}"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_folder_without_results_is_refused(command, exists, tmp_path, monkeypatch):
-    pages = [module.PAGE.read_bytes() for module in (tables, rotation_tables, options_tables)]
+    pages = [module.PAGE.read_bytes() for module in PAGES]
     where = tmp_path if exists else tmp_path / "typo"
     words = [*command.format(out=tmp_path / "out").split(), "--results", str(where)]
     monkeypatch.setattr("sys.argv", ["paper", *words])
     with pytest.raises(SystemExit, match="results: expected .* got none"):
         main()
-    assert pages == [module.PAGE.read_bytes() for module in (tables, rotation_tables, options_tables)]
+    assert pages == [module.PAGE.read_bytes() for module in PAGES]
 
 
 def test_no_page_is_written_if_one_lacks_its_results(folder, monkeypatch):
     before = tables.PAGE.read_bytes()
     monkeypatch.setattr("sys.argv", ["paper", "tables", "--write", "--results", str(folder)])
-    with pytest.raises(SystemExit, match="expected those of rotation.md, options.md in"):
+    missing = "docs/rotation.md, docs/options.md, benchmarks/README.md"
+    with pytest.raises(SystemExit, match=f"expected those of {missing} in"):
         main()
     assert tables.PAGE.read_bytes() == before
 
