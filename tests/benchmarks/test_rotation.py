@@ -1,5 +1,6 @@
 """The study of what the rotation buys: its searches, its networks, its tables."""
 
+import inspect
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.paper.noise_study import compared, reach
 from benchmarks.paper.reflections import best_reflections, family_objective, reflections_onto
 from benchmarks.paper.rotation_images import noise_of, set_noise
 from benchmarks.paper.rotation_uci import Studied
+from benchmarks.paper.settings.options import VARIANTS
 from pyro_vsd.datasets import Data
 from pyro_vsd.diagnosis import best_covariance, best_droprates, noise_objective
 from pyro_vsd.distributions import HouseholderNormal
@@ -226,6 +228,12 @@ def test_the_options_are_compared_with_the_defaults(tmp_path):
     assert "| λ = 3 per unit | **-0.467 ± 0.143** (3) |" in text
     assert "| spread of log α 0 | +0.000 ± 0.000 (3) |" in text
     assert "| λ = 1 per unit |" not in text
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_else_is_as_the_guide_has_it(variant):
+    guide = inspect.signature(vsd.VSDGuide).parameters
+    assert VARIANTS[variant].options["T"] == guide["num_reflections"].default
 
 
 @pytest.mark.parametrize("lr", [0.001, None])

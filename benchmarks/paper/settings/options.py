@@ -10,7 +10,7 @@ from benchmarks.paper.settings.uci import FOLDS, STEPS, UCISetting, UCIVariant, 
 
 __all__ = ["DEFAULT", "SETTINGS"]
 
-_T = 8
+_T = 2
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
