@@ -27,6 +27,7 @@ PAIRS = [
     (("vsd_low_rank", "tuned"), ("vsd_t2", "tuned")),
     (("vsd_t2", "tuned"), ("mc_dropout", "tuned")),
     (("vsd_t2", "tuned"), ("map", "tuned")),
+    (("vsd_t2", "tuned"), ("bbb", "tuned")),
     (("vsd_t2", "tuned"), ("deep_ensemble", "tuned")),
     (("vsd_t2_again", "tuned"), ("vd_again", "tuned")),
     (("vsd_t2_again", "default"), ("vd_again", "default")),
