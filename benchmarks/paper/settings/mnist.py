@@ -169,9 +169,7 @@ def mnist_setting(
 # Rates as chosen on FC 400×2.
 WIDE = VARIANTS | {name: SHORT[name] for name in ("swag", "mc_dropout")}
 # All 60,000 rows, nothing held out: is it the rows that differ from the paper? λ = 10 is the validation rows' choice.
-ALL_ROWS = {
-    name: (VARIANTS | LONG)[name] for name in ("vsd_t2", "ard_vd", "map", "vsd_t2_e100_l10", "ard_vd_e100_l10")
-}
+ALL_ROWS = {name: (VARIANTS | LONG)[name] for name in ("vsd_t2", "ard_vd", "map", "vsd_t2_e100_l10", "ard_vd_e100_l10")}
 SETTINGS = [
     mnist_setting("mnist_400x2", [784, 400, 400, 10], VARIANTS | SHORT | DECAY | FULL | LONG | FAST, epochs=15),
     mnist_setting("mnist_400x2_60k", [784, 400, 400, 10], ALL_ROWS, num_validation=0, epochs=15),
