@@ -109,7 +109,7 @@ def classification(task: str, results: Results) -> str:
 
 def rotation(task: str, results: Results) -> str:
     """What reflections change: differences to VD of the same seed."""
-    pairs = [(name, twin) for name in results if (twin := _twin(name)) != name and twin in results]
+    pairs = [(name, base) for name in results if (base := twin(name)) != name and base in results]
     if not pairs:
         return ""
     setting: Setting = SETTINGS[task]
@@ -128,7 +128,7 @@ def rotation(task: str, results: Results) -> str:
     return markdown(title, header, rows, "Paired by seed; below zero the rotation is better.") if rows else ""
 
 
-def _twin(variant: str) -> str:
+def twin(variant: str) -> str:
     """What the variant without reflections, all else equal, is called; its own name where it has none."""
     return re.sub(r"^vsd_t\d+", "ard_vd", variant)
 

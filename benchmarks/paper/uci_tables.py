@@ -7,7 +7,7 @@ from benchmarks.paper.settings.uci import SETTINGS
 from benchmarks.paper.uci_published import PAPER
 from benchmarks.paper.uci_results import METRICS, Results, load, mean_and_error, median, paired, values
 
-__all__ = ["LEGEND", "TITLES", "Pair", "differences", "standing", "tables"]
+__all__ = ["LEGEND", "TITLES", "Pair", "cell", "differences", "number", "sets_of", "standing", "tables"]
 
 TITLES = {"rmse": "RMSE (lower is better)", "log_likelihood": "Test log-likelihood (higher is better)"}
 # The differences a reader asks for: variant and list of settings, minus another.
