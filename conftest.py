@@ -12,6 +12,8 @@ import pyro
 import pytest
 import torch
 
+import pyro_vsd
+
 # At import, so that tables of cases made while collecting have the same dtype as the tests.
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -36,3 +38,9 @@ def fresh_state() -> Iterator[None]:
     pyro.clear_param_store()
     pyro.settings.set(**settings)
     torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def names_in_doctests(doctest_namespace: dict[str, object]) -> None:
+    """Doctests need no imports."""
+    doctest_namespace |= {"pyro": pyro, "torch": torch, "nn": torch.nn, "vsd": pyro_vsd}

@@ -1,9 +1,10 @@
 """Weights of the KL over training: functions ``step -> weight``."""
 
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from pyro_vsd._utils import check_nonnegative, check_positive
 
 __all__ = ["cosine_warmup", "cyclical", "linear_warmup"]
 
@@ -23,8 +24,8 @@ class linear_warmup:
     to: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("steps", self.steps)
-        _weight("to", self.to)
+        check_positive("steps", self.steps)
+        check_nonnegative("to", self.to)
 
     def __call__(self, step: int) -> float:
         return self.to * min(1.0, step / self.steps)
@@ -43,8 +44,8 @@ class cosine_warmup:
     to: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("steps", self.steps)
-        _weight("to", self.to)
+        check_positive("steps", self.steps)
+        check_nonnegative("to", self.to)
 
     def __call__(self, step: int) -> float:
         return self.to * 0.5 * (1 - math.cos(math.pi * min(1.0, step / self.steps)))
@@ -64,20 +65,11 @@ class cyclical:
     ratio: float = 0.5
 
     def __post_init__(self) -> None:
-        _positive("period", self.period)
-        _weight("to", self.to)
-        if not isinstance(self.ratio, numbers.Real) or not 0 < float(self.ratio) <= 1:
-            raise ValueError(f"ratio: expected a number in (0, 1], got {self.ratio!r}.")
+        check_positive("period", self.period)
+        check_nonnegative("to", self.to)
+        check_positive("ratio", self.ratio)
+        if self.ratio > 1:
+            raise ValueError(f"ratio must be at most 1, not {self.ratio}.")
 
     def __call__(self, step: int) -> float:
         return self.to * min(1.0, (step % self.period) / (self.ratio * self.period))
-
-
-def _positive(name: str, value: float) -> None:
-    if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
-        raise ValueError(f"{name}: expected a positive number, got {value!r}.")
-
-
-def _weight(name: str, value: float) -> None:
-    if not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
-        raise ValueError(f"{name}: expected a number >= 0, got {value!r}.")

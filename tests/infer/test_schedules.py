@@ -68,15 +68,15 @@ def test_the_module_form_counts_one_step_a_call(particles):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "argument"),
     [
-        (lambda: linear_warmup(0), "steps: expected a positive number, got 0"),
-        (lambda: cosine_warmup(-1), "steps: expected a positive number, got -1"),
-        (lambda: cyclical(0), "period: expected a positive number, got 0"),
-        (lambda: cyclical(5, ratio=0.0), r"ratio: expected a number in \(0, 1\], got 0.0"),
-        (lambda: cyclical(5, ratio=1.5), r"ratio: expected a number in \(0, 1\], got 1.5"),
+        (lambda: linear_warmup(0), "steps"),
+        (lambda: cosine_warmup(-1), "steps"),
+        (lambda: cyclical(0), "period"),
+        (lambda: cyclical(5, ratio=0.0), "ratio"),
+        (lambda: cyclical(5, ratio=1.5), "ratio"),
     ],
 )
-def test_bad_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments(make, argument):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         make()

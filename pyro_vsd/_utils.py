@@ -1,0 +1,161 @@
+"""What every part of the package needs: checks of options, rows of nested tensors, seeds, quadrature."""
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Independent, constraints
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = [
+    "base_constraint",
+    "base_distribution",
+    "check_choice",
+    "check_integer",
+    "check_nonnegative",
+    "check_positive",
+    "flatten_dict",
+    "gauss_hermite",
+    "map_tensors",
+    "mix_seed",
+    "num_rows",
+    "take_rows",
+    "tensors_in",
+    "to_device",
+]
+
+
+# ---- checks of options
+
+
+def check_integer(name: str, value: Any, least: int | None = None) -> None:
+    """Raises unless ``value`` is an integer of at least ``least``; ``True`` and ``False`` are none."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{name} must be an integer{bound}, not {value!r}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raises unless ``value`` is a positive finite number."""
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise ValueError(f"{name} must be a positive finite number, not {value!r}.")
+
+
+def check_nonnegative(name: str, value: Any) -> None:
+    """Raises unless ``value`` is a finite number of at least zero."""
+    if not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, not {value!r}.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises unless ``value`` is one of these words."""
+    if not isinstance(value, str) or value not in choices:  # comparing an array with a word gives an array
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}.")
+
+
+# ---- distributions
+
+
+def base_distribution(distribution: Any) -> Any:
+    """The distribution under ``.to_event(…)``.
+
+    >>> base_distribution(Independent(torch.distributions.Normal(torch.zeros(2), 1.0), 1))
+    Normal(loc: torch.Size([2]), scale: torch.Size([2]))
+    """
+    while isinstance(distribution, Independent):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def base_constraint(constraint: Any) -> Any:
+    """The constraint under ``constraints.independent``.
+
+    >>> base_constraint(constraints.real_vector)
+    Real()
+    """
+    while isinstance(constraint, constraints.independent):
+        constraint = constraint.base_constraint
+    return constraint
+
+
+@cache
+def gauss_hermite(num_nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Nodes and weights that integrate against a standard normal density.
+
+    >>> nodes, weights = gauss_hermite(8)
+    >>> round(sum(w * x**2 for x, w in zip(nodes, weights)), 6)
+    1.0
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    return tuple(nodes.tolist()), tuple((weights / weights.sum()).tolist())
+
+
+# ---- rows of nested tensors
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of nested tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same structure with ``function`` applied to each tensor."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def num_rows(tree: Any, name: str = "data") -> int:
+    """The first dimension that all tensors of ``tree`` share; scalars do not count.
+
+    >>> num_rows((torch.zeros(5, 2), torch.zeros(5)))
+    5
+    """
+    shapes = [tuple(tensor.shape) for tensor in tensors_in(tree) if tensor.dim()]
+    sizes = {shape[0] for shape in shapes}
+    if not sizes:
+        raise ValueError(f"{name} holds no tensor with rows. Turn arrays into tensors with torch.as_tensor.")
+    if len(sizes) > 1:
+        raise ValueError(f"{name} must have the same number of rows in each tensor; the shapes are {shapes}.")
+    return sizes.pop()
+
+
+def take_rows(tree: Any, index: Tensor | slice) -> Any:
+    """These rows of each tensor; scalars stay as they are."""
+
+    def take(tensor: Tensor) -> Tensor:
+        if not tensor.dim():
+            return tensor
+        return tensor[index.to(tensor.device) if isinstance(index, Tensor) else index]
+
+    return map_tensors(take, tree)
+
+
+def to_device(tree: Any, device: torch.device | None) -> Any:
+    """Every tensor on ``device``; ``None`` leaves them where they are."""
+    if device is None:
+        return tree
+    return map_tensors(lambda t: t if t.device == device else t.to(device, non_blocking=True), tree)
+
+
+# ---- small things
+
+
+def mix_seed(seed: int, number: int) -> int:
+    """A seed for stream ``number``: far apart for neighbours (the golden ratio, as in splitmix)."""
+    return (seed + (number + 1) * 0x9E3779B97F4A7C15) % 2**63
+
+
+def flatten_dict(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, keys joined by dots.
+
+    >>> flatten_dict({"loss": 1.0, "kl": {"w": 2.0}})
+    {'loss': 1.0, 'kl.w': 2.0}
+    """
+    result: dict[str, Any] = {}
+    for key, value in record.items():
+        result |= flatten_dict(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return result
