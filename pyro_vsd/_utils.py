@@ -24,6 +24,7 @@ __all__ = [
     "map_tensors",
     "mix_seed",
     "num_rows",
+    "split_rows",
     "take_rows",
     "tensors_in",
     "to_device",
@@ -132,6 +133,18 @@ def take_rows(tree: Any, index: Tensor | slice) -> Any:
         return tensor[index.to(tensor.device) if isinstance(index, Tensor) else index]
 
     return map_tensors(take, tree)
+
+
+def split_rows(rows: int, size: int) -> list[slice]:
+    """Near-equal batches of at most ``size`` rows: a short last one would weigh each of its rows far too much.
+
+    >>> [part.stop - part.start for part in split_rows(7, 3)]
+    [3, 2, 2]
+    """
+    count = -(-rows // size)
+    least, longer = divmod(rows, max(count, 1))
+    starts = [i * least + min(i, longer) for i in range(count + 1)]
+    return [slice(*pair) for pair in zip(starts, starts[1:], strict=False)]
 
 
 def to_device(tree: Any, device: torch.device | None) -> Any:
