@@ -1,15 +1,18 @@
-"""What every part of the package needs: checks of options, rows of nested tensors, seeds, quadrature."""
+"""What every part of the package needs: checks of options, rows of nested tensors, parameters, modes, seeds."""
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pyro
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Independent, constraints
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
@@ -19,7 +22,9 @@ __all__ = [
     "check_integer",
     "check_nonnegative",
     "check_positive",
+    "evaluation_mode",
     "flatten_dict",
+    "free_name",
     "gauss_hermite",
     "map_tensors",
     "mix_seed",
@@ -152,6 +157,52 @@ def to_device(tree: Any, device: torch.device | None) -> Any:
     if device is None:
         return tree
     return map_tensors(lambda t: t if t.device == device else t.to(device, non_blocking=True), tree)
+
+
+# ---- modules and their parameters
+
+
+def free_name(name: str, value: Tensor) -> str:
+    """``name``, unless Pyro's store holds a different tensor under it: then the first free ``name__1``, ``name__2`` …"""
+    store = pyro.get_param_store()
+    if name not in store or store[name] is value:
+        return name
+    last = getattr(value, "_store_name", "")  # a short cut past the names of guides that came before
+    if last.startswith(name) and last in store and store[last] is value:
+        return last
+    count = 1
+    while (candidate := f"{name}__{count}") in store and store[candidate] is not value:
+        count += 1
+    value._store_name = candidate  # type: ignore[attr-defined]
+    return candidate
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """All modules of ``model`` in evaluation mode, each back in its own mode afterwards.
+
+    If ``model`` is a function, the modules it calls are switched on their first call.
+    """
+    switched: list[nn.Module] = []
+
+    def switch(module: nn.Module, inputs: Any = None) -> None:
+        if module.training:
+            switched.append(module)
+            module.training = False
+
+    handle = None
+    if isinstance(model, nn.Module):
+        for module in model.modules():
+            switch(module)
+    else:
+        handle = register_module_forward_pre_hook(switch)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+        for module in switched:
+            module.training = True
 
 
 # ---- small things

@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal
 from pyro_vsd.diagnosis.rows import count_rows
 from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.infer.collect import row_law
-from pyro_vsd.infer.modes import evaluation_mode
+from pyro_vsd._utils import evaluation_mode
 
 __all__ = ["curvature", "curvature_or_reason"]
 

@@ -26,7 +26,7 @@ from pyro_vsd.diagnosis.report import Diagnosis, described
 from pyro_vsd.diagnosis.rows import Rows
 from pyro_vsd.diagnosis.sites import measure_gains, measure_sites
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
-from pyro_vsd.infer.modes import evaluation_mode
+from pyro_vsd._utils import evaluation_mode
 
 __all__ = ["diagnose"]
 

@@ -14,7 +14,6 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
 from pyro_vsd.diagnosis.rows import Rows, count_rows, sliced
 from pyro_vsd.infer import VSD_ELBO
-from pyro_vsd.infer.parameters import get_parameter
 from pyro_vsd.training.batches import arguments
 
 __all__ = ["Objective", "measure_objective"]
@@ -83,7 +82,7 @@ def measure_objective(
     lone = len(batches) == 1
     if lone:  # it gives the terms; two more, the gradients
         batches += _two_parts(batches[0], all_rows=rows.num_rows == count_rows(batches[0]))
-    weights = {name: get_parameter(guide, f"theta.{name}") for name, s in guide.sites.items() if s.kind == "weight"}
+    weights = {name: guide.get_parameter(f"theta.{name}") for name, s in guide.sites.items() if s.kind == "weight"}
     weights = {name: theta for name, theta in weights.items() if theta.requires_grad}
     seen = 0
     log_likelihood = num_data = scale = 0.0

@@ -10,7 +10,6 @@ from torch import Tensor
 from pyro_vsd.diagnosis.covariance import best_covariance, best_droprates, best_scales, noise_objective
 from pyro_vsd.diagnosis.curvature import curvature_or_reason
 from pyro_vsd.diagnosis.rows import Rows, count_rows
-from pyro_vsd.infer.parameters import get_parameter
 from pyro_vsd.training.batches import arguments
 
 __all__ = ["COLLAPSED", "EXPLODED", "measure_gains", "measure_sites"]
@@ -27,7 +26,7 @@ def measure_sites(model: Any, guide: Any) -> dict[str, dict[str, Any]]:
     for name, site in guide.sites.items():
         if site.kind != "weight":
             continue
-        noise, theta = guide.noise(name), get_parameter(guide, f"theta.{name}").detach().double()
+        noise, theta = guide.noise(name), guide.get_parameter(f"theta.{name}").detach().double()
         alpha, variance = noise.alpha.detach().double().flatten(), noise.variance.detach().double().flatten()
         units = site.event_shape[site.noise_dim]
         levels = torch.tensor([0.0, 0.05, 0.5, 0.95, 1.0], dtype=alpha.dtype, device=alpha.device)
@@ -44,7 +43,7 @@ def measure_sites(model: Any, guide: Any) -> dict[str, dict[str, Any]]:
             "correlated": max(0.0, 1 - float(variance.square().sum() / alpha.square().sum())),
             "theta_moved": None if start is None else float((theta - start).norm() / start.norm()),
             "theta_growth": None if start is None else float(theta.norm() / start.norm()),
-            "trainable": get_parameter(guide, f"theta.{name}").requires_grad,
+            "trainable": guide.get_parameter(f"theta.{name}").requires_grad,
         }
     return result
 

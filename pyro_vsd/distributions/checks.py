@@ -1,4 +1,4 @@
-"""Checks of shapes and values that the distributions share; each message says what was expected and what came."""
+"""Checks of shapes and values that the distributions share."""
 
 import numbers
 from typing import Any
@@ -8,80 +8,70 @@ from torch import Tensor
 
 __all__ = [
     "as_vectors",
-    "broadcast_noise",
+    "broadcast_batches",
+    "check_finite",
+    "check_floating",
+    "check_positive_finite",
     "event_axis",
     "expanded_batch",
-    "finite",
-    "floating",
-    "positive_finite",
     "unit_shaped",
 ]
 
 
-def floating(name: str, value: Any) -> None:
-    """Raises where a value is not a tensor of real floating-point numbers, or is one without entries."""
+def check_floating(name: str, value: Any) -> None:
+    """Raises unless ``value`` is a tensor of real floating-point numbers with at least one entry."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}.")
+        raise TypeError(f"{name} must be a tensor, not {type(value).__name__}.")
     if not value.is_floating_point():
-        raise ValueError(f"{name}: expected floating-point numbers, got {value.dtype}.")
+        raise ValueError(f"{name} must hold floating-point numbers, not {value.dtype}.")
     if value.numel() == 0:
-        raise ValueError(f"{name}: expected at least one entry, got shape {tuple(value.shape)}.")
+        raise ValueError(f"{name} must have at least one entry; its shape is {tuple(value.shape)}.")
 
 
 def as_vectors(vectors: Tensor | None, alpha: Tensor) -> Tensor:
     """``vectors (..., T, K)`` that fit ``alpha (..., K)``; ``None`` means T = 0."""
-    floating("alpha", alpha)
+    check_floating("alpha", alpha)
     if alpha.dim() < 1:
-        raise ValueError(
-            f"alpha: expected a shape (..., K), got {tuple(alpha.shape)}. Give one droprate per noise unit, for "
-            "instance alpha.expand(K)."
-        )
+        raise ValueError("alpha must have a shape (..., K), one noise variance per unit: try alpha.expand(K).")
     K = alpha.shape[-1]
     if vectors is None:
         return alpha.new_zeros(0, K)
     if not isinstance(vectors, Tensor) or vectors.shape[-2:-1] != (0,):
-        floating("vectors", vectors)
-    if vectors.dim() < 2 or vectors.shape[-1] != K:
+        check_floating("vectors", vectors)
+    if vectors.dim() < 2 or vectors.shape[-1] != K or 0 in vectors.shape[:-2]:
         raise ValueError(
-            f"vectors: expected a shape (..., T, {K}) to fit alpha of shape {tuple(alpha.shape)}, got "
-            f"{tuple(vectors.shape)}. T = 0 (no reflection) is vectors of shape (0, {K}), or None."
+            f"vectors must have a shape (..., T, {K}) to fit alpha of shape {tuple(alpha.shape)}, not "
+            f"{tuple(vectors.shape)}. For T = 0 (no reflection) pass None."
         )
-    if 0 in vectors.shape[:-2]:
-        raise ValueError(f"vectors: expected a batch shape without zeros, got shape {tuple(vectors.shape)}.")
     if vectors.dtype != alpha.dtype:
-        raise ValueError(f"vectors: expected the dtype of alpha, {alpha.dtype}, got {vectors.dtype}.")
+        raise ValueError(f"vectors must have the dtype of alpha, {alpha.dtype}, not {vectors.dtype}.")
     return vectors
 
 
-def broadcast_noise(alpha: Tensor, vectors: Tensor) -> torch.Size:
-    """The batch shape of ``alpha (..., K)`` and ``vectors (..., T, K)``."""
+def broadcast_batches(**batches: Any) -> torch.Size:
+    """The batch shape of named parameters, each given as ``name=(tensor, number of its event dimensions)``."""
     try:
-        return torch.broadcast_shapes(alpha.shape[:-1], vectors.shape[:-2])
+        return torch.broadcast_shapes(*(tensor.shape[: tensor.dim() - dims] for tensor, dims in batches.values()))
     except RuntimeError:
-        raise ValueError(
-            f"expected batch shapes that broadcast, got alpha {tuple(alpha.shape)} and vectors {tuple(vectors.shape)}."
-        ) from None
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in batches.items())
+        raise ValueError(f"the batch shapes of these do not broadcast: {shapes}.") from None
 
 
 def expanded_batch(old: torch.Size, new: Any) -> torch.Size:
-    """``new``, the argument of ``expand``, as a Size that a law of batch shape ``old`` can be expanded to."""
+    """``new``, the argument of ``expand``, as a Size that a distribution of batch shape ``old`` can be expanded to."""
     new = torch.Size(new)
     fits = len(new) >= len(old) and all(o in (1, n) for o, n in zip(reversed(old), reversed(new), strict=False))
     if not fits:
-        raise ValueError(f"expand: expected a batch shape that {tuple(old)} broadcasts to, got {tuple(new)}.")
+        raise ValueError(f"expand: the batch shape {tuple(old)} does not broadcast to {tuple(new)}.")
     return new
 
 
 def event_axis(noise_dim: int, event_dim: int, shape: torch.Size, name: str = "noise_dim") -> int:
     """``noise_dim`` as a negative axis of an event of ``event_dim`` dimensions."""
-    if (
-        not isinstance(noise_dim, numbers.Integral)
-        or isinstance(noise_dim, bool)
-        or not -event_dim <= noise_dim < event_dim
-    ):
+    if not isinstance(noise_dim, numbers.Integral) or not -event_dim <= noise_dim < event_dim:
         raise ValueError(
-            f"{name}: expected an axis of the event {tuple(shape[len(shape) - event_dim:])}, from {-event_dim} to "
-            f"{event_dim - 1}, got {noise_dim!r}."
+            f"{name} must be an axis of the event {tuple(shape[len(shape) - event_dim :])}, from {-event_dim} to "
+            f"{event_dim - 1}, not {noise_dim!r}."
         )
     return int(noise_dim) - event_dim if noise_dim >= 0 else int(noise_dim)
 
@@ -93,18 +83,16 @@ def unit_shaped(noise: Tensor, noise_dim: int, event_dim: int) -> Tensor:
     return noise.reshape(noise.shape[:-1] + tuple(shape))
 
 
-def positive_finite(name: str, value: Tensor) -> None:
+def check_positive_finite(name: str, value: Tensor) -> None:
     """Raises where a value is not positive and finite; NaN is neither."""
-    _refuse(name, value, ~(torch.isfinite(value) & (value > 0)), "positive finite values")
+    _check(name, value, torch.isfinite(value) & (value > 0), "positive and finite")
 
 
-def finite(name: str, value: Tensor) -> None:
+def check_finite(name: str, value: Tensor) -> None:
     """Raises where a value is NaN or infinite."""
-    _refuse(name, value, ~torch.isfinite(value), "finite values")
+    _check(name, value, torch.isfinite(value), "finite")
 
 
-def _refuse(name: str, value: Tensor, bad: Tensor, expected: str) -> None:
-    if bool(bad.any()):
-        raise ValueError(
-            f"{name}: expected {expected}, got {value[bad][0].item()} in a tensor of shape {tuple(value.shape)}."
-        )
+def _check(name: str, value: Tensor, good: Tensor, word: str) -> None:
+    if not bool(good.all()):
+        raise ValueError(f"{name} must be {word}; its shape is {tuple(value.shape)}, one entry {value[~good][0].item()}.")

@@ -1,7 +1,6 @@
-"""The law of the noise itself: a Gaussian whose covariance is turned by Householder reflections."""
+"""The distribution of the noise: a Gaussian whose covariance is rotated by Householder reflections."""
 
 import math
-import numbers
 from typing import Any
 
 import torch
@@ -9,8 +8,14 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd.distributions.checks import as_vectors, broadcast_noise, expanded_batch, finite, positive_finite
-from pyro_vsd.ops.householder import CompactWY, compact_wy, covariance_diag, dense
+from pyro_vsd.distributions.checks import (
+    as_vectors,
+    broadcast_batches,
+    check_finite,
+    check_positive_finite,
+    expanded_batch,
+)
+from pyro_vsd.ops.householder import CompactWY, compact_wy, covariance_diag, dense, rotate_each
 
 __all__ = ["HouseholderNormal"]
 
@@ -25,10 +30,10 @@ class HouseholderNormal(TorchDistribution):
     the variance :math:`O(K T^2)`; no ``K × K`` matrix is formed but for ``covariance_matrix``.
 
     :param loc: a number, or ``batch_shape + (K,)``.
-    :param alpha: variances before the rotation (droprates), ``batch_shape + (K,)``, positive.
+    :param alpha: noise variances before the rotation, ``batch_shape + (K,)``, positive.
     :param vectors: raw reflection vectors, ``batch_shape + (T, K)``; ``None`` is T = 0. A zero vector is no reflection.
 
-    >>> noise = HouseholderNormal(1.0, torch.tensor([1.0, 4.0]), torch.tensor([[1.0, 1.0]]))
+    >>> noise = vsd.distributions.HouseholderNormal(1.0, torch.tensor([1.0, 4.0]), torch.tensor([[1.0, 1.0]]))
     >>> noise.variance
     tensor([4., 1.])
     >>> noise.rsample((3,)).shape
@@ -48,38 +53,25 @@ class HouseholderNormal(TorchDistribution):
     ):
         vectors = as_vectors(vectors, alpha)
         K = alpha.shape[-1]
-        if not isinstance(loc, (Tensor, numbers.Real)) or (isinstance(loc, Tensor) and loc.is_complex()):
-            raise TypeError(f"loc: expected a number or a tensor of real numbers, got {loc!r}.")
-        if isinstance(loc, Tensor) and loc.numel() == 0:
-            raise ValueError(f"loc: expected at least one entry, got shape {tuple(loc.shape)}.")
         loc = torch.as_tensor(loc, dtype=alpha.dtype, device=alpha.device)
         if loc.dim() == 0:
             loc = loc.expand(K)
-        batch_shape = broadcast_noise(alpha, vectors)
-        try:
-            batch_shape = torch.broadcast_shapes(batch_shape, loc.shape[:-1])
-            if loc.shape[-1] != K:
-                raise RuntimeError
-        except RuntimeError:
-            raise ValueError(
-                f"loc: expected a number or a shape that broadcasts with {tuple(batch_shape) + (K,)}, got "
-                f"{tuple(loc.shape)}."
-            ) from None
+        if loc.shape[-1] != K:
+            raise ValueError(f"loc must be a number or have a shape (..., {K}), not {tuple(loc.shape)}.")
+        batch_shape = broadcast_batches(loc=(loc, 1), alpha=(alpha, 1), vectors=(vectors, 2))
         self.loc, self.alpha, self.vectors = loc, alpha, vectors
         self._wy: CompactWY | None = None
         super().__init__(batch_shape, torch.Size((K,)), validate_args=validate_args)
         if self._validate_args:
-            finite("loc", loc)
-            positive_finite("alpha", alpha)
-            finite("vectors", vectors)
+            check_finite("loc", loc)
+            check_positive_finite("alpha", alpha)
+            check_finite("vectors", vectors)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "HouseholderNormal":
         new = self._get_checked_instance(HouseholderNormal, _instance)
-        batch_shape = expanded_batch(self.batch_shape, batch_shape)
         # Parameters keep their own batch shape, which broadcasts: what depends on them is computed once.
-        new.loc, new.alpha, new.vectors, new._wy = self.loc, self.alpha, self.vectors, self._wy
-        TorchDistribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
+        new.__dict__.update(self.__dict__)
+        new._batch_shape = expanded_batch(self.batch_shape, batch_shape)
         return new
 
     @property
@@ -94,16 +86,8 @@ class HouseholderNormal(TorchDistribution):
         return wy
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy computes its own: what is cached hangs on this law's graph.
+        # A copy computes its own: the cached form belongs to this distribution's graph.
         return {**self.__dict__, "_wy": None}
-
-    @staticmethod
-    def infer_shapes(  # type: ignore[override]
-        loc: Any, alpha: Any, vectors: Any = (0, 0)
-    ) -> tuple[torch.Size, torch.Size]:
-        """Batch and event shape from the shapes of the parameters."""
-        batch_shape = torch.broadcast_shapes(tuple(loc)[:-1], tuple(alpha)[:-1], tuple(vectors)[:-2])
-        return torch.Size(batch_shape), torch.Size(alpha[-1:])
 
     @property
     def mean(self) -> Tensor:
@@ -123,16 +107,14 @@ class HouseholderNormal(TorchDistribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
         eps = torch.randn(shape, dtype=self.alpha.dtype, device=self.alpha.device)
-        N, S = self.wy
-        eta = (eps * self.alpha.sqrt()).unsqueeze(-2)  # (..., 1, K): one row against each of the reflections' batch
-        return (eta - ((eta @ N.mT) @ S.mT) @ N).squeeze(-2) + self.loc
+        return rotate_each(self.wy, eps * self.alpha.sqrt()) + self.loc
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        x = (value - self.loc).unsqueeze(-2)  # (..., 1, K)
-        N, S = (part.to(x.dtype) for part in self.wy)  # a value may be of higher precision
-        x = (x - ((x @ N.mT) @ S) @ N).squeeze(-2)  # Uᵀ (value − loc)
+        x = value - self.loc
+        wy = CompactWY(*(part.to(x.dtype) for part in self.wy))  # a value may be of higher precision
+        x = rotate_each(wy, x, inverse=True)
         half = 0.5 * (x.square() / self.alpha + self.alpha.log() + math.log(2 * math.pi))
         return -half.sum(-1).expand(torch.broadcast_shapes(half.shape[:-1], self.batch_shape))
 

@@ -13,11 +13,11 @@ from pyro.infer.util import is_validation_enabled, torch_item
 from pyro.poutine.util import prune_subsample_sites
 from pyro.util import check_site_shape
 from torch import Tensor
-from torch.distributions import Independent, LogNormal, Normal, kl_divergence
+from torch.distributions import LogNormal, Normal, kl_divergence
 
-from pyro_vsd.distributions import ScaleMixtureNormal, StructuredDropout, WeightPrior
-from pyro_vsd.distributions.empirical_bayes import hierarchical_terms
-from pyro_vsd.infer.options import check_choice
+from pyro_vsd._utils import base_distribution, check_choice, check_integer, check_nonnegative
+from pyro_vsd.distributions import ScaleMixtureNormal, StructuredDropout
+from pyro_vsd.distributions.kl import hierarchical_terms
 from pyro_vsd.infer.parameters import OwnParameters
 from pyro_vsd.infer.particles import why_not_vectorized
 
@@ -31,25 +31,30 @@ class VSD_ELBO(ELBO):
               \qquad \mathrm{KL}_{EB} = \frac{Q}{2} \sum_i \log\frac{1 + s_i}{\alpha_i}
 
     for each weight, plus the KL of every other site. The loss is the negative objective *for the full data set*
-    (Pyro's convention), not per example. It is no bound on the evidence of the stated model: the scale of each
-    weight's Gaussian prior has been replaced by its optimum, and the KL is that of the column product.
+    (Pyro's convention), not per example. It does not bound the evidence of the stated model: the scale of each weight's
+    Gaussian prior has been replaced by its optimum, and the KL is that of the column product.
 
     :param num_particles: draws per step.
-    :param vectorize_particles: all draws in one pass, where the network's other layers accept a leading dimension. That
-        is tried at the first call; where they do not, a warning says so and the draws are made in a loop.
+    :param vectorize_particles: all draws in one pass, where the network's other layers accept a leading dimension. The
+        first call tries it; where they do not, it warns and makes the draws in a loop.
     :param max_plate_nesting: as for Pyro's ELBOs; an ELBO remembers it, so make one for each model.
     :param kl_weight: λ, a number or a schedule ``step -> weight`` (:mod:`pyro_vsd.infer.schedules`).
     :param kl_scale: ``"unit"`` divides each replaced KL by its own Q: the KL of the noise itself; ``"weight"`` is the
         paper's formula above.
     :param prior: ``"empirical_bayes"`` replaces zero-mean Gaussian priors of weights by their optimum; ``"model"``
         takes the stated priors, in closed form where there is one.
+    :param unit_kl: a different KL in place of the empirical-Bayes one: a function of a weight's posterior
+        (:class:`~pyro_vsd.distributions.StructuredDropout`) that gives the KL of its noise, without the factor Q, in
+        the posterior's batch shape.
 
     After each evaluation ``terms`` holds ``{"loss", "log_likelihood", "kl_weight", "kl": {site: …}}``: detached
     tensors, for the full data, with ``loss = -log_likelihood + kl_weight * sum(kl)``.
 
-    >>> import pyro, pyro_vsd as vsd
+    ``step`` counts the training steps, for schedules: each evaluation with gradients is one. Whoever steps the
+    optimiser at a different pace (``fit`` does) sets ``auto_step = False`` and counts: ``elbo.step += 1``.
+
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
-    >>> loss = VSD_ELBO(kl_weight=0.5)(model, vsd.VSDGuide(model))
+    >>> loss = vsd.VSD_ELBO(kl_weight=0.5)(model, vsd.VSDGuide(model))
     >>> loss(torch.randn(10, 4), torch.zeros(10, dtype=torch.long)).backward()
     >>> sorted(loss.elbo.terms["kl"])
     ['net.0.weight', 'net.2.weight']
@@ -64,26 +69,27 @@ class VSD_ELBO(ELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         kl_scale: str = "unit",
         prior: str = "empirical_bayes",
+        unit_kl: Callable[[StructuredDropout], Tensor] | None = None,
     ):
-        if not isinstance(num_particles, int) or num_particles < 1:
-            raise ValueError(f"num_particles: expected an integer >= 1, got {num_particles!r}.")
+        check_integer("num_particles", num_particles, 1)
         check_choice("kl_scale", kl_scale, ("unit", "weight"))
         check_choice("prior", prior, ("empirical_bayes", "model"))
-        if not callable(kl_weight) and not (isinstance(kl_weight, (int, float)) and 0 <= kl_weight < math.inf):
-            raise ValueError(f"kl_weight: expected a number >= 0 or a function of the step, got {kl_weight!r}.")
-        if not isinstance(vectorize_particles, int):
-            raise TypeError(f"vectorize_particles: expected True or False, got {vectorize_particles!r}.")
-        nesting = max_plate_nesting
-        if not (isinstance(nesting, int) and nesting >= 0) and not (isinstance(nesting, float) and nesting == math.inf):
-            raise ValueError(f"max_plate_nesting: expected an integer >= 0 or infinity, got {nesting!r}.")
+        if not callable(kl_weight):
+            check_nonnegative("kl_weight", kl_weight)
+        if max_plate_nesting != math.inf:
+            check_integer("max_plate_nesting", max_plate_nesting, 0)
+        if unit_kl is not None and prior == "model":
+            raise ValueError("unit_kl replaces the empirical-Bayes KL, so it does not go with prior='model'.")
         super().__init__(
             num_particles=num_particles,
             vectorize_particles=vectorize_particles,
-            max_plate_nesting=nesting,
+            max_plate_nesting=max_plate_nesting,
         )
-        self.kl_weight, self.kl_scale, self.prior = kl_weight, kl_scale, prior
+        self.kl_weight, self.kl_scale, self.prior, self.unit_kl = kl_weight, kl_scale, prior, unit_kl
         #: training steps taken; a schedule's argument
         self.step = 0
+        #: whether an evaluation with gradients counts as a step
+        self.auto_step = True
         self.terms: dict[str, Any] = {}
         self._likelihoods: dict[str, Tensor] = {}
         self._checked: set[tuple[str, torch.Size]] = set()
@@ -104,9 +110,9 @@ class VSD_ELBO(ELBO):
             return self._number(sum(self._particles(model, guide, args, kwargs)))
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss as a tensor. Counts a step where gradients are recorded; no host synchronisation."""
+        """The loss as a tensor, without host synchronisation; counts a step where gradients are recorded."""
         total: Tensor = sum(self._particles(model, guide, args, kwargs))  # type: ignore[assignment]
-        if torch.is_grad_enabled():
+        if self.auto_step and torch.is_grad_enabled():
             self.step += 1
         return total
 
@@ -117,7 +123,7 @@ class VSD_ELBO(ELBO):
             total += self._number(particle)
             if particle.requires_grad:
                 particle.backward(retain_graph=self.retain_graph)
-        self.step += 1
+        self.step += self.auto_step
         return total
 
     def _number(self, loss: Any) -> float:
@@ -127,10 +133,9 @@ class VSD_ELBO(ELBO):
         return value
 
     def check_finite(self) -> None:
-        """Raises where the last loss was not finite, naming the site it came from.
+        """Raises if the last loss was not finite, naming the site it came from.
 
-        ``SVI.step`` does this by itself. In a loop of your own call it as often as you can afford to wait for the
-        device.
+        ``SVI.step`` does this by itself. In your own loop call it as often as you can afford to wait for the device.
         """
         if self.terms and not math.isfinite(float(self.terms["loss"])):
             raise ValueError(self._blame(float(self.terms["loss"])))
@@ -147,7 +152,7 @@ class VSD_ELBO(ELBO):
         hint = "Lower the learning rate or look at the data for NaN and infinities."
         if not weights and any(math.isinf(float(v)) for v in self._kls.values()) and self.prior == "model":
             hint = "A weight that is exactly zero has an infinite KL to a stated prior: start it elsewhere."
-        return f"expected a finite loss, got {value}: {'; '.join(bad + weights) or 'the sum overflowed'}. {hint}"
+        return f"the loss is {value}: {'; '.join(bad + weights) or 'the sum overflowed'}. {hint}"
 
     # ---- one particle
 
@@ -176,16 +181,10 @@ class VSD_ELBO(ELBO):
             yield total * share if share != 1 else total
 
     def _scheduled(self, schedule: Callable[[int], float]) -> float:
-        weight = schedule(self.step)
-        try:
-            number = float(weight)
-        except (TypeError, ValueError, RuntimeError):
-            number = math.nan
-        if not 0 <= number < math.inf:
-            raise ValueError(
-                f"kl_weight: expected the schedule to give a number >= 0, got {weight!r} at step {self.step}."
-            )
-        return number
+        weight = float(schedule(self.step))
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"kl_weight: the schedule gives {weight} at step {self.step}, not a finite number >= 0.")
+        return weight
 
     def _remember(self, model_trace: Any, guide_trace: Any, kl: dict[str, Tensor]) -> None:
         """Detached pieces of the last particle, to find afterwards where a non-finite loss came from."""
@@ -204,7 +203,7 @@ class VSD_ELBO(ELBO):
         return traces
 
     def _try_vectorized(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
-        """Goes back to the loop where the network does not take vectorised particles; said once."""
+        """Warns once and returns to a loop where the network cannot take vectorised particles."""
         nesting = self.max_plate_nesting
         if nesting == math.inf:
             with torch.random.fork_rng(devices=[]):
@@ -219,8 +218,8 @@ class VSD_ELBO(ELBO):
         if reason is not None:
             self.vectorize_particles, self.max_plate_nesting = False, nesting
             warnings.warn(
-                f"vectorize_particles: expected a network whose layers take a leading dimension of particles, got one "
-                f"that does not ({reason}). The {self.num_particles} particles are drawn in a loop instead.",
+                f"vectorize_particles: the network's layers do not take a leading dimension of particles ({reason}). "
+                f"The {self.num_particles} particles are drawn in a loop instead.",
                 stacklevel=2,
             )
 
@@ -266,16 +265,17 @@ class VSD_ELBO(ELBO):
         for name, site in guide_trace.nodes.items():
             if site["type"] != "sample":
                 continue
-            _check_reparametrized(name, site["fn"])
+            if not site["fn"].has_rsample:
+                raise ValueError(_not_reparametrized(name, site["fn"]))
             prior_site = model_trace.nodes.get(name)
-            if prior_site is None:  # an auxiliary site of another autoguide: its density belongs to the posterior
+            if prior_site is None:  # an auxiliary site of Pyro's autoguides: its density belongs to the posterior
                 result[name] = _log_prob_sum(guide_trace, name)
                 continue
-            law, prior = site["fn"], prior_site["fn"]
-            if isinstance(law, StructuredDropout) and self.prior == "empirical_bayes":
-                kl: Tensor | None = self._replaced_kl(name, law, prior, guide_trace)
+            posterior = site["fn"]
+            if isinstance(posterior, StructuredDropout) and self.prior == "empirical_bayes":
+                kl: Tensor | None = self._replaced_kl(name, posterior, prior_site, guide_trace)
             else:
-                kl = _closed_form(law, prior)
+                kl = _closed_form(posterior, prior_site["fn"])
             if kl is None:
                 result[name] = _log_prob_sum(guide_trace, name) - _log_prob_sum(model_trace, name)
                 continue
@@ -284,29 +284,29 @@ class VSD_ELBO(ELBO):
             result[name] = kl.sum()
         return result
 
-    def _replaced_kl(self, name: str, law: StructuredDropout, prior: Any, guide_trace: Any) -> Tensor:
-        """The KL with β at its optimum, for one weight; ``law.batch_shape``."""
-        kl = 0.5 * law.terms.log_ratio
-        if isinstance(prior, ScaleMixtureNormal) and law.scale is not None:
-            z_law = _log_normal(guide_trace, prior)
-            if z_law is not None:
-                kl = kl + hierarchical_terms(z_law.loc, z_law.scale, prior.empirical_bayes)
+    def _replaced_kl(self, name: str, posterior: StructuredDropout, prior_site: Any, guide_trace: Any) -> Tensor:
+        """The KL with β at its optimum, for one weight; the posterior's batch shape."""
+        prior = prior_site["fn"]
+        kl = 0.5 * posterior.terms.log_ratio if self.unit_kl is None else self.unit_kl(posterior)
+        if isinstance(prior, ScaleMixtureNormal) and posterior.scale is not None:
+            z_posterior = _log_normal(guide_trace, prior_site)
+            if z_posterior is not None:
+                kl = kl + hierarchical_terms(z_posterior.loc, z_posterior.scale, prior.beta)
             else:  # z from some other posterior: at its draw
-                kl = kl + 0.5 * (law.scale - law.scale.log() - 1).sum(-1)
+                kl = kl + 0.5 * (posterior.scale - posterior.scale.log() - 1).sum(-1)
         elif (name, prior.event_shape) not in self._checked:
             _check_zero_mean(name, prior)
             self._checked.add((name, prior.event_shape))
         if self.kl_scale == "weight":
-            kl = law.num_columns * kl
-        return kl.expand(law.batch_shape)
+            kl = posterior.num_columns * kl
+        return kl.expand(posterior.batch_shape)
 
 
-def _check_reparametrized(name: str, law: Any) -> None:
-    if not law.has_rsample:
-        raise ValueError(
-            f"site {name!r}: expected a posterior with a reparametrised draw, got {law}, through which no gradient "
-            "flows. Sum discrete sites out of the model (pyro.infer.config_enumerate does not work here)."
-        )
+def _not_reparametrized(name: str, posterior: Any) -> str:
+    return (
+        f"site {name!r}: the posterior {posterior} has no reparametrised draw, so no gradient flows through it. Sum "
+        "discrete sites out of the model (pyro.infer.config_enumerate does not work here)."
+    )
 
 
 def _log_prob_sum(trace: Any, name: str) -> Tensor:
@@ -319,48 +319,43 @@ def _plain(value: Tensor) -> Tensor:
     return value if type(value) is Tensor else value.as_subclass(Tensor)
 
 
-def _closed_form(law: Any, prior: Any) -> Tensor | None:
-    """The KL where it is known, of the law's batch shape; ``None`` where it must be sampled.
+def _closed_form(posterior: Any, prior: Any) -> Tensor | None:
+    """The KL where it is known, of the posterior's batch shape; ``None`` where it must be sampled.
 
-    Not for a ``Delta`` (other autoguides sample through one): Pyro's KL for it leaves the change of variables out.
+    Not for a ``Delta`` (Pyro's autoguides sample through one): Pyro's KL for it leaves the change of variables out.
     """
-    base = law
-    while isinstance(base, Independent):
-        base = base.base_dist
-    if type(base).__name__ == "Delta":
+    if type(base_distribution(posterior)).__name__ == "Delta":
         return None
     try:
-        kl = kl_divergence(law, prior)
+        kl = kl_divergence(posterior, prior)
     except NotImplementedError:
         return None
-    return kl.expand(law.batch_shape)
+    return kl.expand(posterior.batch_shape)
 
 
-def _log_normal(guide_trace: Any, prior: ScaleMixtureNormal) -> LogNormal | None:
-    site = guide_trace.nodes.get(prior.z_name)
+def _log_normal(guide_trace: Any, prior_site: Any) -> LogNormal | None:
+    """The posterior of a hierarchical weight's z, by the name that the model states or by its draw."""
+    z, name = prior_site["fn"].z, prior_site["infer"].get("vsd", {}).get("z")
+    site = guide_trace.nodes.get(name)
     if site is None:
-        found = [s for s in guide_trace.nodes.values() if s["type"] == "sample" and s["value"] is prior.z]
+        found = [s for s in guide_trace.nodes.values() if s["type"] == "sample" and s["value"] is z]
         site = found[0] if found else None
-    law = site["fn"] if site is not None else None
-    while isinstance(law, Independent):
-        law = law.base_dist
-    return law if isinstance(law, LogNormal) else None
+    posterior = base_distribution(site["fn"]) if site is not None else None
+    return posterior if isinstance(posterior, LogNormal) else None
 
 
 def _check_zero_mean(name: str, prior: Any) -> None:
-    base = prior
-    while isinstance(base, Independent):
-        base = base.base_dist
-    if isinstance(base, WeightPrior) or (isinstance(base, Normal) and bool((base.loc == 0).all())):
+    base = base_distribution(prior)
+    if isinstance(base, ScaleMixtureNormal) or (isinstance(base, Normal) and bool((base.loc == 0).all())):
         return
     raise ValueError(
-        f"site {name!r}: expected a zero-mean Normal prior, whose scale empirical Bayes can replace, got {base}. Use "
+        f"site {name!r}: empirical Bayes replaces the scale of a zero-mean Normal prior, and this prior is {base}. Use "
         "VSD_ELBO(prior='model') to take the stated prior."
     )
 
 
 def _check_match(model_trace: Any, guide_trace: Any) -> None:
-    """Guide and model speak of the same sites; something is observed; something is a weight."""
+    """Guide and model have the same sites; one is observed and one is a weight."""
     latent: set[str] = set()
     observed: set[str] = set()
     for name, site in model_trace.nodes.items():
@@ -369,18 +364,21 @@ def _check_match(model_trace: Any, guide_trace: Any) -> None:
     drawn = {n for n, s in guide_trace.nodes.items() if s["type"] == "sample" and not s["infer"].get("is_auxiliary")}
     if latent - drawn:
         raise ValueError(
-            f"expected the guide to know every latent site, got {sorted(latent - drawn)} in the model alone. Was "
-            "a target left out of the call, or has the model's structure changed since the guide was set up?"
+            f"the guide does not have the model's sites {sorted(latent - drawn)}. Was a target left out of the call, "
+            "or has the model's structure changed since the guide was set up?"
         )
     if drawn - latent:
         raise ValueError(
-            f"expected every site of the guide in the model, got {sorted(drawn - latent)} in the guide alone. Has the "
-            "model's structure changed since the guide was set up?"
+            f"the model does not have the guide's sites {sorted(drawn - latent)}. Has the model's structure changed "
+            "since the guide was set up?"
         )
     if not observed:
-        raise ValueError("expected a model with an observed site, got none. Pass the targets: svi.step(x, y).")
+        raise ValueError(
+            "the model has no observed site. Pass the targets, svi.step(x, y), and wrap a bare network in "
+            "vsd.nn.Classifier or vsd.nn.Regressor."
+        )
     if not any(isinstance(s["fn"], StructuredDropout) for s in guide_trace.nodes.values() if s["type"] == "sample"):
         raise ValueError(
-            f"expected a weight with structured dropout among {sorted(drawn)}, got none, so there is no KL to replace. "
+            f"none of the sites {sorted(drawn)} is a weight with structured dropout, so there is no KL to replace. "
             "Declare weights with .to_event(2), or use pyro.infer.TraceMeanField_ELBO."
         )

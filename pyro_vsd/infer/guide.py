@@ -1,5 +1,6 @@
 """The autoguide: structured dropout for every weight of a Pyro model, mean-field posteriors for the rest."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -9,33 +10,40 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_vsd.distributions import HouseholderNormal, LazyWeight, StructuredDropout
-from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform
-from pyro_vsd.infer.modes import evaluation_mode
-from pyro_vsd.infer.options import check_options, check_positive
-from pyro_vsd.infer.parameters import as_parameter, get_parameter, register_param, set_parameter
-from pyro_vsd.infer.quantiles import weight_quantiles
-from pyro_vsd.infer.saving import Saving
-from pyro_vsd.infer.setup import Entry, entries_from_priors, entries_from_trace, make_sites, trace_model
-from pyro_vsd.infer.sites import Site
-from pyro_vsd.infer.vectors import VectorNetwork, make_vectors
+from pyro_vsd._utils import (
+    check_choice,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    evaluation_mode,
+    free_name,
+    gauss_hermite,
+)
+from pyro_vsd.distributions import HouseholderNormal, StructuredDropout
+from pyro_vsd.distributions.lazy_weight import NoiseSource
+from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform, support_from_plain
+from pyro_vsd.infer.parameters import as_parameter, holder_of, set_parameter
+from pyro_vsd.infer.sites import Entry, Site, listed_entries, make_sites, traced_entries, tracing_model
+from pyro_vsd.infer.vectors import VECTORS, make_vectors
 from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
 
 __all__ = ["VSDGuide"]
 
-_Noise = tuple[Tensor, Tensor, NoiseTerms]
 ROLES = ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale", "loc", "log_scale")
+# Halvings that reach float64 from a bracket of a few hundred standard deviations.
+_HALVINGS = 80
 
 
-class VSDGuide(Saving):
+class VSDGuide(AutoGuide):
     r"""Variational structured dropout for any Pyro model.
 
     Each weight (a real site of event dimension 2 or more) has the posterior
     :math:`W = \operatorname{diag}(\xi)\,\Theta,\ \xi \sim \mathcal N(1, U \operatorname{diag}(\alpha) U^\top)`
-    (:class:`~pyro_vsd.distributions.StructuredDropout`); its draw puts one :math:`\xi` *per example* on activations.
+    (:class:`~pyro_vsd.distributions.StructuredDropout`); its draw applies one :math:`\xi` *per example* to activations.
     Under a :class:`~pyro_vsd.distributions.ScaleMixtureNormal` prior,
     :math:`W = \operatorname{diag}(z \odot \xi)\,\Theta` with a log-normal ``z``. Every other site has a mean-field
     posterior: Normal on its unconstrained space.
@@ -46,11 +54,14 @@ class VSDGuide(Saving):
     and load them with ``state_dict``: two guides never share parameters, so values that Pyro's parameter store loads
     from a file under the same names are left alone.
 
+    A model can state the noise axis and the start of a weight in its sample statement:
+    ``infer={"vsd": {"noise_dim": -1, "init": tensor}}``.
+
     :param model: a Pyro model.
     :param num_reflections: the number T of reflections. Each costs :math:`O(K)` per example.
     :param vectors: ``"free"`` parameters, or the paper's networks ``"fc"`` and ``"low_rank"``.
     :param rank: hidden units of the low-rank networks.
-    :param init_alpha: the geometric mean of the droprates at the start.
+    :param init_alpha: the geometric mean of the noise variances at the start.
     :param init_alpha_spread: standard deviation of ``log α`` at the start. Where all α are equal the reflections have
         no effect and no gradient.
     :param init_vector_scale: standard deviation of the vectors' entries at the start. Only directions matter, so a
@@ -63,9 +74,8 @@ class VSDGuide(Saving):
     :param example_dim: the axis of a sequence that counts the examples: 1 for networks that put the sequence first.
     :param create_plates: as for Pyro's autoguides.
 
-    >>> import pyro_vsd as vsd
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
-    >>> guide = VSDGuide(model, num_reflections=2)
+    >>> guide = vsd.VSDGuide(model, num_reflections=2)
     >>> guide.noise("net.0.weight").event_shape
     torch.Size([4])
     """
@@ -88,13 +98,22 @@ class VSDGuide(Saving):
         create_plates: Callable[..., Any] | None = None,
     ):
         if not callable(model):
-            raise TypeError(f"model: expected a Pyro model, a function or a module, got {type(model).__name__}.")
-        check_options(num_reflections, vectors, rank, conv_noise, example_dim, noise_dim)
-        for name, value in (("init_alpha", init_alpha), ("init_vector_scale", init_vector_scale)):
-            check_positive(name, value)
+            raise TypeError(f"model must be a Pyro model, a function or a module, not {type(model).__name__}.")
+        check_integer("num_reflections", num_reflections, 0)
+        check_choice("vectors", vectors, VECTORS)
+        if vectors == "low_rank":
+            check_integer("rank", rank, 1)
+        elif rank is not None:
+            raise ValueError(f"rank={rank!r} goes with vectors='low_rank' only, not with vectors={vectors!r}.")
+        check_positive("init_alpha", init_alpha)
+        check_nonnegative("init_alpha_spread", init_alpha_spread)
+        check_positive("init_vector_scale", init_vector_scale)
         check_positive("init_scale", init_scale)
-        if not isinstance(init_alpha_spread, (int, float)) or not 0 <= init_alpha_spread < math.inf:
-            raise ValueError(f"init_alpha_spread: expected a number >= 0, got {init_alpha_spread!r}.")
+        check_choice("conv_noise", conv_noise, ("out", "in"))
+        if example_dim not in (0, 1):
+            raise ValueError(f"example_dim must be 0 or 1, not {example_dim!r}.")
+        if noise_dim is not None and not isinstance(noise_dim, Mapping):
+            raise ValueError(f"noise_dim must be a dict {{site: axis}}, not {noise_dim!r}.")
         super().__init__(model, create_plates=create_plates)
         self.num_reflections = num_reflections
         self.vector_kind = vectors
@@ -107,7 +126,7 @@ class VSDGuide(Saving):
         self.sites: dict[str, Site] = {}
         self.supports: dict[str, constraints.Constraint] = {}
         if hasattr(model, "latent_sites"):
-            self._build(entries_from_priors(model.latent_sites(), self.init_loc_fn))
+            self._build(listed_entries(model.latent_sites(), self.init_loc_fn))
 
     # ---- parameters
 
@@ -118,9 +137,9 @@ class VSDGuide(Saving):
         return self
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        with trace_model(self, self.init_loc_fn) as notes:
+        with tracing_model(self, self.init_loc_fn) as notes:
             super()._setup_prototype(*args, **kwargs)
-        self._build(entries_from_trace(self.prototype_trace, notes))
+        self._build(traced_entries(self.prototype_trace, notes))
 
     def _build(self, entries: list[Entry]) -> None:
         sites = make_sites(entries, self.noise_dims, self.conv_noise)
@@ -132,6 +151,16 @@ class VSDGuide(Saving):
     def _set_sites(self, sites: dict[str, Site]) -> None:
         self.sites = sites
         self._prototype_frames = {frame.name: frame for site in sites.values() for frame in site.frames}
+        # Where each parameter is kept, and which weights share one call of the noise kernel: looked up in each step.
+        self._places = {
+            (role, key): (f"{role}.{key}", *holder_of(self, f"{role}.{key}"), len(site.batch_shape))
+            for site in sites.values()
+            for role, key in site.parameter_roles
+        }
+        self._buckets: dict[int, list[str]] = {}
+        for name, site in sites.items():
+            if site.kind == "weight" and not site.batch_shape:
+                self._buckets.setdefault(_bucket(site.event_shape[site.noise_dim]), []).append(name)
 
     def _make_parameters(self, site: Site, value: Tensor) -> None:
         """Parameters of one site, starting at ``value`` (``batch_shape + event_shape``)."""
@@ -141,50 +170,58 @@ class VSDGuide(Saving):
             shape = (*site.batch_shape, K)
             normal = torch.randn(shape, dtype=value.dtype, device=value.device)
             vectors = make_vectors(self.vector_kind, site.batch_shape, T, K, self.rank, self.init_vector_scale, value)
-            self._set("theta", name, as_parameter(value))
-            self._set("log_alpha", name, as_parameter(math.log(self.init_alpha) + self.init_alpha_spread * normal))
-            self._set("vectors", name, vectors)
-        elif site.kind == "scale":
+            set_parameter(self, f"theta.{name}", as_parameter(value))
+            log_alpha = math.log(self.init_alpha) + self.init_alpha_spread * normal
+            set_parameter(self, f"log_alpha.{name}", as_parameter(log_alpha))
+            set_parameter(self, f"vectors.{name}", vectors)
+            return
+        if site.kind == "scale":
             # z starts at 1, so that the network starts where its weights are
             loc = torch.zeros_like(value) if self.init_loc_fn is None else value.log()
-            self._set("z_loc", site.partner, as_parameter(loc))
-            self._set("z_log_scale", site.partner, as_parameter(torch.full_like(value, math.log(self.init_scale))))
         else:
             loc = mean_field_transform(self.supports[name]).inv(value)
-            self._set("loc", name, as_parameter(loc))
-            self._set("log_scale", name, as_parameter(torch.full_like(loc, math.log(self.init_scale))))
+        scale = torch.full_like(loc, math.log(self.init_scale))
+        for (role, key), start in zip(site.parameter_roles, (loc, scale), strict=True):
+            set_parameter(self, f"{role}.{key}", as_parameter(start))
 
-    def _set(self, role: str, name: str, value: nn.Parameter | nn.Module) -> None:
-        set_parameter(self, f"{role}.{name}", value)
+    def _get(self, role: str, site: str) -> Tensor:
+        """A parameter; reflection vectors from a network are computed."""
+        _, holder, leaf, _ = self._places[role, site]
+        found: Any = holder._parameters.get(leaf)
+        return holder._modules[leaf]() if found is None else found  # type: ignore[misc]
 
-    def _get(self, role: str, name: str, event_dim: int) -> Tensor:
-        """A parameter; inside a call of the guide also a ``pyro.param`` statement."""
-        found = get_parameter(self, f"{role}.{name}")
-        prefix = f"{self._pyro_name}.{role}.{name}"
-        active = self._pyro_context.active
-        if isinstance(found, VectorNetwork):
-            if active:
-                for key, value in found.named_parameters():
-                    register_param(f"{prefix}.{key}", value, value.dim())
-            made: Tensor = found()
-            return made
-        return register_param(prefix, found, event_dim) if active else found
+    def _param_statements(self) -> dict[tuple[str, str], Tensor]:
+        """All parameters, each by a ``pyro.param`` statement."""
+        values = {}
+        store = pyro.get_param_store()
+        for key, (path, holder, leaf, batch_dims) in self._places.items():
+            path = f"{self._pyro_name}.{path}"
+            found = holder._parameters.get(leaf)
+            if found is not None:
+                if path in store and store[path] is not found:
+                    path = free_name(path, found)
+                values[key] = pyro.param(path, found, event_dim=found.dim() - batch_dims)
+                continue
+            network: Any = holder._modules[leaf]
+            for name, parameter in network.named_parameters():
+                pyro.param(free_name(f"{path}.{name}", parameter), parameter, event_dim=parameter.dim())
+            values[key] = network()
+        return values
 
     def parameter_groups(self, lr: float = 1e-3, **rates: float) -> list[dict[str, Any]]:
         """Groups for a torch optimiser, one for each role and one for the model's own parameters (``model``).
 
-        >>> import pyro_vsd as vsd
-        >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
-        >>> groups = VSDGuide(model).parameter_groups(lr=1e-3, vectors=1e-2)
-        >>> [(group["name"], group["lr"]) for group in groups]
-        [('theta', 0.001), ('log_alpha', 0.001), ('vectors', 0.01), ('model', 0.001)]
-
         :param lr: the learning rate of all that is not named.
         :param rates: learning rates by role: ``theta, log_alpha, vectors, z_loc, z_log_scale, loc, log_scale, model``.
+
+        >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
+        >>> groups = vsd.VSDGuide(model).parameter_groups(lr=1e-3, vectors=1e-2)
+        >>> [(group["name"], group["lr"]) for group in groups]
+        [('theta', 0.001), ('log_alpha', 0.001), ('vectors', 0.01), ('model', 0.001)]
         """
         unknown = set(rates) - {*ROLES, "model"}
         if unknown:
-            raise ValueError(f"expected roles among {(*ROLES, 'model')}, got {sorted(unknown)}.")
+            raise ValueError(f"rates: {sorted(unknown)} are no roles; the roles are {(*ROLES, 'model')}.")
         self._require_setup()
         modules: dict[str, Any] = {role: self._modules.get(role) for role in ROLES}
         modules["model"] = self.model if isinstance(self.model, nn.Module) else None
@@ -201,17 +238,22 @@ class VSDGuide(Saving):
         """Draws every site; ``{site: draw}``."""
         if not self.sites:
             self._setup_prototype(*args, **kwargs)
-        plates = self._create_plates(*args, **kwargs)
-        noise = self._joint_noise()
+        plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
+        params = self._param_statements()
+        terms: dict[str, NoiseTerms] = {}
+        for names in self._buckets.values():
+            log_alphas, vectors = [], []
+            for name in names:
+                log_alphas.append(params["log_alpha", name])
+                vectors.append(params["vectors", name])
+            terms.update(zip(names, joint_noise_terms(log_alphas, vectors), strict=True))
         result: dict[str, Tensor] = {}
         for name, site in self.sites.items():
             with ExitStack() as stack:
                 for frame in site.frames:
                     stack.enter_context(plates[frame.name])
-                law = self._posterior(site, result.get(site.partner), noise.get(name))
-                value = result[name] = pyro.sample(name, law)
-            if isinstance(value, LazyWeight):
-                value.draw.name, value.draw.example_dim = name, self.example_dim
+                posterior = self._posterior(site, params, result.get(site.partner), terms.get(name))
+                result[name] = pyro.sample(name, posterior)
         return result
 
     def _create_plates(self, *args: Any, **kwargs: Any) -> Any:
@@ -232,56 +274,50 @@ class VSDGuide(Saving):
             plates[name] = pyro.plate(name, frame.full_size, subsample=rows, dim=frame.dim)
         return plates
 
-    def _noise_parameters(self, name: str) -> tuple[Tensor, Tensor]:
-        return self._get("log_alpha", name, 1), self._get("vectors", name, 2)
-
-    def _joint_noise(self) -> dict[str, "_Noise"]:
-        """Noise parameters and their terms for all weights outside of plates, layers of like width together."""
-        buckets: dict[int, list[str]] = {}
-        for name, site in self.sites.items():
-            if site.kind == "weight" and not site.batch_shape:
-                buckets.setdefault(_bucket(site.event_shape[site.noise_dim]), []).append(name)
-        result = {}
-        for names in buckets.values():
-            pairs = [self._noise_parameters(name) for name in names]
-            terms = joint_noise_terms(*zip(*pairs, strict=True))
-            result.update({n: (*pair, term) for n, pair, term in zip(names, pairs, terms, strict=True)})
-        return result
-
-    def _posterior(self, site: Site, partner: Tensor | None, noise: "_Noise | None" = None) -> Any:
-        """The law of one site, from ``pyro.param`` statements inside a call and from bare parameters outside."""
+    def _posterior(
+        self,
+        site: Site,
+        params: Mapping[tuple[str, str], Tensor],
+        z: Tensor | None = None,
+        terms: NoiseTerms | None = None,
+    ) -> Any:
+        """The distribution of one site from the values of its parameters, by role and site."""
         name = site.name
         if site.kind == "weight":
-            theta = self._get("theta", name, len(site.event_shape))
-            if noise is None:
-                pair = self._noise_parameters(name)
-                noise = (*pair, noise_terms(*pair))
-            return StructuredDropout.from_terms(theta, *noise, site.noise_dim, partner)
+            theta, log_alpha, vectors = params["theta", name], params["log_alpha", name], params["vectors", name]
+            return StructuredDropout(
+                theta,
+                log_alpha.exp(),
+                vectors,
+                site.noise_dim,
+                z,
+                terms=terms or noise_terms(log_alpha, vectors),
+                source=NoiseSource(name, self.example_dim),
+                validate_args=False,
+            )
+        loc, log_scale = (params[role] for role in site.parameter_roles)
         event_dim = len(site.event_shape)
         if site.kind == "scale":
-            loc = self._get("z_loc", site.partner, event_dim)
-            scale = self._get("z_log_scale", site.partner, event_dim).exp()
-            return dist.LogNormal(loc, scale, validate_args=False).to_event(event_dim)
-        # the unconstrained space may have another number of event dimensions
-        loc_event = get_parameter(self, f"loc.{name}").dim() - len(site.batch_shape)
-        loc, scale = self._get("loc", name, loc_event), self._get("log_scale", name, loc_event).exp()
-        return mean_field_posterior(loc, scale, self.supports[name], event_dim)
+            return dist.LogNormal(loc, log_scale.exp(), validate_args=False).to_event(event_dim)
+        return mean_field_posterior(loc, log_scale.exp(), self.supports[name], event_dim)
+
+    def _posterior_of(self, site: Site, z: Tensor | None = None) -> Any:
+        return self._posterior(site, {role: self._get(*role) for role in site.parameter_roles}, z)
 
     def posterior(self, site: str) -> Any:
-        """The law of a weight, given z at its mean where there is a hierarchy; or of any other site."""
+        """The posterior of a site; of a hierarchical weight, given z at its mean."""
         found = self._site(site)
         z = self._scale_mean(found.partner) if found.kind == "weight" and found.partner else None
-        return self._posterior(found, z)
+        return self._posterior_of(found, z)
 
     def noise(self, site: str) -> HouseholderNormal:
-        """The law of a weight's noise ξ; event ``(K,)``."""
-        self._weight(site)
-        return HouseholderNormal(1.0, self.alpha(site), self._get("vectors", site, 2))
+        """The distribution of a weight's noise ξ; event ``(K,)``."""
+        return HouseholderNormal(1.0, self.alpha(site), self._get("vectors", site))
 
     def alpha(self, site: str) -> Tensor:
-        """Droprates of a weight, ``(K,)``."""
+        """Noise variances of a weight, ``(K,)``."""
         self._weight(site)
-        return self._get("log_alpha", site, 1).exp()
+        return self._get("log_alpha", site).exp()
 
     def noise_dim(self, site: str) -> int:
         """The axis of a weight along which its noise units run."""
@@ -290,10 +326,10 @@ class VSDGuide(Saving):
     def scale_posterior(self, site: str) -> Any:
         """q(z) of a hierarchical weight: an independent LogNormal with event ``(K,)``; ``None`` without a hierarchy."""
         weight = self._weight(site)
-        return self._posterior(self.sites[weight.partner], None) if weight.partner else None
+        return self._posterior_of(self.sites[weight.partner]) if weight.partner else None
 
     def _scale_mean(self, z_name: str) -> Tensor:
-        mean: Tensor = self._posterior(self.sites[z_name], None).base_dist.mean
+        mean: Tensor = self._posterior_of(self.sites[z_name]).base_dist.mean
         return mean
 
     @torch.no_grad()
@@ -311,7 +347,6 @@ class VSDGuide(Saving):
     @torch.no_grad()
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The median of every site; ``{site: tensor}``."""
-        self._require_setup(*args, **kwargs)
         return {name: value[0] for name, value in self.quantiles([0.5], *args, **kwargs).items()}
 
     @torch.no_grad()
@@ -324,18 +359,16 @@ class VSDGuide(Saving):
         self._require_setup(*args, **kwargs)
         q = torch.as_tensor(quantiles, dtype=torch.get_default_dtype())
         if not bool(((q > 0) & (q < 1)).all()):
-            raise ValueError(f"quantiles: expected numbers between 0 and 1, got {q.tolist()}.")
+            raise ValueError(f"quantiles must be numbers between 0 and 1, not {q.tolist()}.")
         result: dict[str, Tensor] = {}
         for name, site in self.sites.items():
             if site.kind == "weight":
-                law = self._posterior(site, None)
-                result[name] = weight_quantiles(law, self.scale_posterior(name), q)
+                result[name] = _weight_quantiles(self._posterior_of(site), self.scale_posterior(name), q)
                 continue
-            role, key = ("z_", site.partner) if site.kind == "scale" else ("", name)
-            loc, scale = get_parameter(self, f"{role}loc.{key}"), get_parameter(self, f"{role}log_scale.{key}").exp()
+            loc, log_scale = (self._get(*role) for role in site.parameter_roles)
             levels = q.to(loc).reshape((-1,) + (1,) * loc.dim())
             transform = mean_field_transform(self.supports[name])
-            result[name] = transform(torch.distributions.Normal(loc, scale).icdf(levels))
+            result[name] = transform(torch.distributions.Normal(loc, log_scale.exp()).icdf(levels))
         return result
 
     @torch.no_grad()
@@ -345,7 +378,7 @@ class VSDGuide(Saving):
         self._require_setup()
         for name, site in self.sites.items():
             if site.kind == "weight":
-                self._set("vectors", name, as_parameter(self._get("vectors", name, 2)))
+                set_parameter(self, f"vectors.{name}", as_parameter(self._get("vectors", name)))
         self.vector_kind, self.rank = "free", None
         return self
 
@@ -356,24 +389,134 @@ class VSDGuide(Saving):
             self._setup_prototype(*args, **kwargs)
         if not self.sites:
             raise ValueError(
-                "expected a guide with parameters, got one that has not seen its model's sites. Call "
-                "guide.setup(*args) with the model's arguments, or load a state first."
+                "the guide has no parameters yet, since it has not seen its model's sites. Call guide.setup(*args) "
+                "with the model's arguments, or load a state first."
             )
 
     def _site(self, name: str) -> Site:
         self._require_setup()
         if name not in self.sites:
-            raise ValueError(f"expected one of the sites {list(self.sites)}, got {name!r}.")
+            raise ValueError(f"{name!r} is no site of the guide; its sites are {list(self.sites)}.")
         return self.sites[name]
 
     def _weight(self, name: str) -> Site:
         site = self._site(name)
         if site.kind != "weight":
             weights = [n for n, s in self.sites.items() if s.kind == "weight"]
-            raise ValueError(f"expected a weight, one of {weights}, got {name!r}, which has no structured noise.")
+            raise ValueError(f"{name!r} is no weight and has no structured noise; the weights are {weights}.")
         return site
+
+    # ---- saving: the state is all there is, of plain types, and needs no data to load
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Plain types that say how the parameters are laid out."""
+        return {
+            "sites": [site.to_plain() for site in self.sites.values()],
+            "num_reflections": self.num_reflections,
+            "vectors": self.vector_kind,
+            "rank": self.rank,
+            "example_dim": self.example_dim,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Done before the parameters are loaded, see ``_load_from_state_dict``."""
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        state = state_dict.get(prefix + "_extra_state")
+        if state is not None:
+            self._lay_out(state, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _lay_out(self, state: dict[str, Any], tensors: Any, prefix: str) -> None:
+        """Makes the parameters that a saved state has, where they are not there yet."""
+        sites = {plain["name"]: Site.from_plain(plain) for plain in state["sites"]}
+        if self.sites and self.sites != sites:
+            here = {n: (s.event_shape, s.noise_dim) for n, s in self.sites.items()}
+            there = {n: (s.event_shape, s.noise_dim) for n, s in sites.items()}
+            raise ValueError(
+                f"the state belongs to a different model: its sites (shape, noise axis) are {there}, those of this "
+                f"guide {here}."
+            )
+        unwritable = [n for n, s in sites.items() if s.kind == "mean_field" and s.support is None]
+        if unwritable and not self.sites:
+            raise ValueError(
+                f"the supports of {unwritable} could not be saved as plain types. Call guide.setup(*args) with the "
+                "model's arguments before loading."
+            )
+        self.example_dim = state["example_dim"]
+        layout = (state["num_reflections"], state["vectors"], state["rank"])
+        if self.sites and layout == (self.num_reflections, self.vector_kind, self.rank):
+            return
+        self.num_reflections, self.vector_kind, self.rank = layout
+        self.supports |= {n: support_from_plain(s.support) for n, s in sites.items() if s.support is not None}
+        for site in sites.values():
+            role, key = site.parameter_roles[0]
+            like = tensors[f"{prefix}{role}.{key}"]
+            if site.kind == "mean_field":
+                set_parameter(self, f"loc.{key}", as_parameter(like))
+                set_parameter(self, f"log_scale.{key}", as_parameter(like))
+            else:
+                self._make_parameters(site, like.new_ones(site.batch_shape + site.event_shape))
+        self._set_sites(sites)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pyro's own __getstate__ takes the model away from the live guide.
+        model, master, trace = self._model, self.master, self.prototype_trace
+        state = dict(super().__getstate__())
+        self._model, self.master = model, master
+        state.update(_model=(None,), master=None, prototype_trace=trace if not self.sites else None, plates={})
+        if self.sites:
+            state["init_loc_fn"] = None
+        return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        # The copy serves the same model, or the model's copy where both are copied together.
+        new._model = (memo.get(id(self.model), self.model),)
+        new.init_loc_fn = self.init_loc_fn
+        return new
 
 
 def _bucket(K: int) -> int:
     """Layers of one bucket are padded to its widest: all up to 1024 units together, above by factors of four."""
     return max(5, -(-(K - 1).bit_length() // 2))
+
+
+def _weight_quantiles(posterior: StructuredDropout, scale_posterior: Any, q: Tensor) -> Tensor:
+    r"""Quantiles of :math:`W_{ij} = \Theta_{ij} z_i \xi_i`: those of the unit's factor times the weight;
+    ``(len(q),) + batch_shape + event_shape``.
+
+    :param posterior: the posterior without z.
+    :param scale_posterior: q(z), an independent LogNormal, or ``None``.
+    """
+    theta = posterior.theta
+    q = q.to(theta)
+    std = posterior.unit_variance.sqrt()  # (..., K)
+    factors = []
+    for levels in (q, 1 - q):  # a negative weight turns the order round
+        levels = levels.reshape((-1,) + (1,) * std.dim())
+        if scale_posterior is None:
+            factors.append(1 + std * torch.distributions.Normal(0.0, 1.0).icdf(levels))
+        else:
+            base = scale_posterior.base_dist
+            factors.append(_scaled_normal_quantile(std, base.loc, base.scale, levels))
+    upward, downward = (posterior.along_units(factor) for factor in factors)
+    theta = theta.expand(posterior.batch_shape + posterior.event_shape)
+    return torch.where(theta >= 0, upward, downward) * theta
+
+
+def _scaled_normal_quantile(std: Tensor, z_loc: Tensor, z_scale: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles of ``z ξ`` with ``log z ~ N(z_loc, z_scale²)`` and ``ξ ~ N(1, std²)``, by bisection of the mixture's
+    distribution function, log z on 64 Gauss–Hermite nodes."""
+    nodes, w = (z_loc.new_tensor(values) for values in gauss_hermite(64))
+    z = (z_loc + z_scale * nodes.reshape((-1,) + (1,) * z_loc.dim())).exp()
+    bound = z.amax(0) * (1 + 40 * std)
+    low, high = (-bound).expand(levels.shape[:1] + bound.shape), bound.expand(levels.shape[:1] + bound.shape)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        cdf = torch.special.ndtr((middle.unsqueeze(1) / z - 1) / std)  # (q, nodes, ..., K)
+        below = torch.tensordot(cdf, w, dims=([1], [0])) < levels
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return 0.5 * (low + high)

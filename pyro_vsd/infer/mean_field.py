@@ -1,4 +1,8 @@
-"""Mean-field posteriors: a Normal on the unconstrained space, sampled at the site itself so that analytic KLs apply."""
+"""Mean-field posteriors: a Normal on the unconstrained space of a site, and supports as plain types.
+
+The site itself is sampled (not through a ``Delta``, as Pyro's autoguides do), so that closed-form KLs apply; supports
+can be saved, so that a guide loads without data.
+"""
 
 import math
 from typing import Any
@@ -15,18 +19,19 @@ from torch.distributions.transforms import (
     identity_transform,
 )
 
-__all__ = ["mean_field_posterior", "mean_field_transform"]
+from pyro_vsd._utils import base_constraint
+
+__all__ = ["mean_field_posterior", "mean_field_transform", "support_from_plain", "support_to_plain"]
 
 _ABOVE = (constraints.greater_than, constraints.greater_than_eq)
 
 
 def mean_field_transform(support: constraints.Constraint) -> Transform:
     """From the unconstrained space to the support."""
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = base_constraint(support)
     bound = getattr(support, "lower_bound", None)
     if type(support) in _ABOVE and not isinstance(bound, Tensor) and bound == 0:
-        return ExpTransform()  # biject_to would add a shift by 0, and hide that the law is LogNormal
+        return ExpTransform()  # biject_to would add a shift by 0, and hide that the distribution is LogNormal
     if support is constraints.lower_cholesky:
         return _VectorToCholesky()
     if support is constraints.positive_definite:
@@ -90,11 +95,10 @@ class _CholeskyToMatrix(Transform):
 
 
 def mean_field_posterior(loc: Tensor, scale: Tensor, support: constraints.Constraint, event_dim: int) -> Any:
-    """The law of ``transform(Normal(loc, scale))`` as a distribution with ``event_dim`` event dimensions.
+    """The distribution of ``transform(Normal(loc, scale))`` with ``event_dim`` event dimensions.
 
     Real sites are Normal and positive ones LogNormal, for which KLs are known.
 
-    >>> import torch
     >>> mean_field_posterior(torch.zeros(3), torch.ones(3), constraints.positive, 0)
     LogNormal()
     """
@@ -107,5 +111,66 @@ def mean_field_posterior(loc: Tensor, scale: Tensor, support: constraints.Constr
     if isinstance(transform, ExpTransform):
         return dist.LogNormal(loc, scale, validate_args=False).to_event(event_dim)
     # The cache gives log_prob the very number that was drawn: no inverse near the edge of a support.
-    law = dist.TransformedDistribution(normal, [transform.with_cache(1)], validate_args=False)
-    return law.to_event(event_dim - law.event_dim)
+    posterior = dist.TransformedDistribution(normal, [transform.with_cache(1)], validate_args=False)
+    return posterior.to_event(event_dim - posterior.event_dim)
+
+
+# Constraints without arguments, by name.
+_PLAIN = {
+    name: getattr(constraints, name)
+    for name in (
+        "real",
+        "positive",
+        "nonnegative",
+        "unit_interval",
+        "simplex",
+        "lower_cholesky",
+        "corr_cholesky",
+        "positive_definite",
+    )
+}
+
+
+def support_to_plain(support: Any) -> Any:
+    """A support as strings, numbers and lists, or ``None`` where it cannot be written so.
+
+    >>> support_to_plain(constraints.independent(constraints.positive, 1))
+    ['independent', 'positive', 1]
+    """
+    if isinstance(support, constraints.independent):
+        base = support_to_plain(support.base_constraint)
+        return None if base is None else ["independent", base, support.reinterpreted_batch_ndims]
+    for name, value in _PLAIN.items():
+        if type(support) is type(value) and _bounds(support) == _bounds(value):
+            return name
+    bounds = _bounds(support)
+    for name in ("interval", "greater_than", "less_than", "greater_than_eq", "half_open_interval"):
+        if type(support) is getattr(constraints, name):
+            return None if None in bounds else [name, *bounds]
+    return None
+
+
+def _bounds(support: Any) -> list[float | None]:
+    """The numbers that bound a support; ``None`` for a bound that differs from entry to entry."""
+    names = [key for key in ("lower_bound", "upper_bound") if hasattr(support, key)]
+    return [_number(getattr(support, key)) for key in names]
+
+
+def support_from_plain(plain: Any) -> constraints.Constraint:
+    """The inverse of :func:`support_to_plain`.
+
+    >>> support_from_plain(["interval", 0.0, 2.0])
+    Interval(lower_bound=0.0, upper_bound=2.0)
+    """
+    if isinstance(plain, str):
+        return _PLAIN[plain]
+    if plain[0] == "independent":
+        return constraints.independent(support_from_plain(plain[1]), plain[2])
+    found: constraints.Constraint = getattr(constraints, plain[0])(*plain[1:])
+    return found
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    return float(value)

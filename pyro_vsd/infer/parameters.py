@@ -1,4 +1,4 @@
-"""Parameters on modules, in good terms with Pyro's global store: two modules never share one behind the user's back."""
+"""Parameters on modules, and Pyro's global store: two modules never share a parameter by accident."""
 
 import warnings
 from typing import Any
@@ -8,52 +8,35 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-__all__ = ["OwnParameters", "get_parameter", "register_param", "set_parameter"]
+from pyro_vsd._utils import free_name
+
+__all__ = ["OwnParameters", "as_parameter", "holder_of", "set_parameter"]
 
 
-def set_parameter(root: nn.Module, path: str, value: nn.Parameter | nn.Module) -> None:
-    """Registers a parameter or module below ``root`` under a dotted path, making containers as needed."""
+def as_parameter(value: Tensor) -> nn.Parameter:
+    """A new leaf with its own memory."""
+    return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
+
+
+def holder_of(root: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module below ``root`` that holds what a dotted path names, made as needed, and the last part of the path."""
     *parents, leaf = path.split(".")
     for name in parents:
         if name not in root._modules:
             root.add_module(name, nn.Module())
         root = root._modules[name]  # type: ignore[assignment]
-    root._modules.pop(leaf, None)
-    root._parameters.pop(leaf, None)
+    return root, leaf
+
+
+def set_parameter(root: nn.Module, path: str, value: nn.Parameter | nn.Module) -> None:
+    """Registers a parameter or module below ``root`` under a dotted path."""
+    holder, leaf = holder_of(root, path)
+    holder._modules.pop(leaf, None)
+    holder._parameters.pop(leaf, None)
     if isinstance(value, nn.Parameter):
-        root.register_parameter(leaf, value)
+        holder.register_parameter(leaf, value)
     else:
-        root.add_module(leaf, value)
-
-
-def get_parameter(root: nn.Module, path: str) -> Any:
-    """The parameter or module under a dotted path, past ``PyroModule``'s attribute lookup."""
-    *parents, leaf = path.split(".")
-    for name in parents:
-        root = root._modules[name]  # type: ignore[assignment]
-    found = root._parameters.get(leaf)
-    return root._modules[leaf] if found is None else found
-
-
-def register_param(name: str, value: nn.Parameter, event_dim: int) -> Tensor:
-    """``pyro.param`` under ``name``, or under the first free variant of it where another tensor holds the name."""
-    found: Tensor = pyro.param(free_name(name, value), value, event_dim=event_dim)
-    return found
-
-
-def free_name(name: str, value: Tensor) -> str:
-    """``name``, unless the store holds another tensor under it: then the first free ``name__1``, ``name__2``, …"""
-    store = pyro.get_param_store()
-    last = getattr(value, "_store_name", "")  # a short cut past the names of guides that came before
-    if last.startswith(name) and last in store and store[last] is value:
-        return last
-    candidate, count = name, 0
-    while candidate in store and store[candidate] is not value:
-        count += 1
-        candidate = f"{name}__{count}"
-    if count:
-        value._store_name = candidate  # type: ignore[attr-defined]
-    return candidate
+        holder.add_module(leaf, value)
 
 
 class OwnParameters(Messenger):
@@ -61,7 +44,7 @@ class OwnParameters(Messenger):
 
     Pyro names a module's parameters by their path. A second model with the same paths would have *the first one's*
     parameters handed to the optimiser while computing with its own. Here a parameter of ``module`` whose name is
-    taken is registered under a free variant of the name; a parameter of some other module is reported.
+    taken is registered under a free variant of the name; for a parameter of some other module a warning says so.
     """
 
     def __init__(self, module: Any):
@@ -86,12 +69,7 @@ class OwnParameters(Messenger):
         elif not isinstance(self.module, nn.Module):
             warnings.warn(
                 f"the parameter {name!r} of a module is not the one that Pyro's parameter store holds under that "
-                "name, so it is not trained. Give the module another name, make the model a PyroModule, or call "
+                "name, so it is not trained. Rename the module, make the model a PyroModule, or call "
                 "pyro.clear_param_store() first.",
                 stacklevel=2,
             )
-
-
-def as_parameter(value: Tensor) -> nn.Parameter:
-    """A fresh leaf with its own memory."""
-    return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))

@@ -1,4 +1,4 @@
-"""Whether a network takes vectorised particles: one pass for all of them against one pass for each, the same draws."""
+"""Vectorised particles: whether a network gives the same in one pass for all of them as in one pass for each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from pyro_vsd._utils import evaluation_mode
 from pyro_vsd.distributions import LazyWeight
-from pyro_vsd.distributions.lazy_weight import Draw, ParticleTensor
-from pyro_vsd.infer.modes import evaluation_mode
+from pyro_vsd.distributions.lazy_weight import ParticleTensor
 
 __all__ = ["why_not_vectorized"]
 
-# What these learn of a batch in training is another thing for particles; evaluation mode would not show it.
+# In training their statistics would mix particles; evaluation mode would not show it.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Layers round differently in a larger batch, in float32 by far less than this share of the largest density.
 TOLERANCE = 1e-3
@@ -24,19 +24,19 @@ TOLERANCE = 1e-3
 def why_not_vectorized(
     model: Any, single: Callable[[], tuple[Any, Any]], together: Callable[[], tuple[Any, Any]], num_particles: int
 ) -> str | None:
-    """Why vectorised particles would fail or mean something else; ``None`` where they agree with single ones.
+    """Why ``vectorize_particles`` would be wrong for this model, or ``None``.
 
     A layer that counts dimensions from the left (batch norm, pooling, attention, ``softmax(dim=1)``) takes particles
     for examples or examples for channels: most raise, some go on with wrong numbers. So the first and the last
     particle are run again, each alone, and the densities of the observations compared. Once for each objective: four
     passes without gradients, in evaluation mode; the generator is put back. Models with latent sites in plates are
-    tried, not compared.
+    run, not compared.
 
     :param single: model trace and guide trace of one particle.
     :param together: the same of all particles in one pass.
     """
     with poutine.block(), torch.no_grad(), evaluation_mode(poutine.unwrap(model)), torch.random.fork_rng(devices=[]):
-        single()  # what fails here is no matter of particles
+        single()  # an error here is unrelated to particles
         try:
             with _no_batch_norms():
                 model_trace, guide_trace = together()
@@ -53,7 +53,7 @@ def why_not_vectorized(
                 value = found[name][particle].reshape(-1)
                 expected = expected.reshape(-1)
                 if value.shape != expected.shape or not _close(value, expected):
-                    return f"the log-likelihood of {name!r} is another one than that of each particle alone"
+                    return f"the log-likelihood of {name!r} differs from that of each particle alone"
     return None
 
 
@@ -94,21 +94,11 @@ def _one(trace: Any, particle: int) -> Any:
     for site in _latent(trace):
         value, fn = site["value"], site["fn"]
         if isinstance(value, LazyWeight):
-            picked: Any = LazyWeight(_one_draw(value.draw, particle))
+            picked: Any = LazyWeight(value.draw.particle(particle))
         else:
             picked = value[particle].reshape(fn.event_shape)
         chosen.nodes[site["name"]] = {**site, "value": picked}
     return chosen
-
-
-def _one_draw(draw: Draw, particle: int) -> Draw:
-    """The noise of one particle, as far as the pass over all has drawn it."""
-    one = Draw(draw.law, torch.Size())
-    one.example_dim, one.name = draw.example_dim, draw.name
-    one._rows = {n: rows[particle].reshape(rows.shape[-2:]) for n, rows in draw._rows.items()}
-    if "unit" in draw._shared:
-        one._shared = {"unit": draw._shared["unit"][particle].reshape(-1)}
-    return one
 
 
 def _close(value: Tensor, expected: Tensor) -> bool:

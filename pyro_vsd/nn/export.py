@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_vsd.nn.conversion import plain_class, sources
-from pyro_vsd.nn.observation import ObservationModel
-from pyro_vsd.nn.sites import ScaleSite, init_name
+from pyro_vsd._utils import check_positive
+from pyro_vsd.nn.likelihoods import ObservationModel
+from pyro_vsd.nn.network import BayesianNetwork
 
 __all__ = ["PrunedNetwork", "mean_network", "prune", "rank_units"]
 
@@ -26,11 +26,9 @@ def mean_network(model: nn.Module, guide: Any) -> nn.Module:
     :param model: an observation model, whose network is returned, or the Bayesian network itself.
     :param guide: what was trained: ``guide.mean()`` gives the mean of each site.
 
-    >>> import torch
-    >>> import pyro_vsd as vsd
     >>> net = vsd.nn.mlp([4, 8, 3])
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=10)
-    >>> plain = mean_network(model, vsd.VSDGuide(model))
+    >>> plain = vsd.nn.mean_network(model, vsd.VSDGuide(model))
     >>> torch.equal(plain(torch.ones(2, 4)), net(torch.ones(2, 4)))  # not trained yet: Θ is where it started
     True
     """
@@ -43,8 +41,7 @@ class PrunedNetwork(NamedTuple):
     :ivar network: the plain network, weights of pruned units at zero.
     :ivar pruned: for each site, which of its K units were pruned.
 
-    >>> import torch
-    >>> PrunedNetwork(nn.Linear(3, 1), {"net.0.weight": torch.tensor([True, False, True])}).counts
+    >>> vsd.nn.PrunedNetwork(nn.Linear(3, 1), {"net.0.weight": torch.tensor([True, False, True])}).counts
     {'net.0.weight': (2, 3)}
     """
 
@@ -58,7 +55,7 @@ class PrunedNetwork(NamedTuple):
 
 
 def prune(model: nn.Module, guide: Any, max_alpha: float) -> PrunedNetwork:
-    r"""The mean network without the units whose noise drowns them: weights of units k with
+    r"""The mean network without the units whose noise exceeds a bound: weights of units k with
     :math:`s_k >` ``max_alpha`` are set to zero.
 
     :math:`s = \operatorname{diag}(U \operatorname{diag}(\alpha) U^\top)` is the variance of each unit's noise around
@@ -66,16 +63,14 @@ def prune(model: nn.Module, guide: Any, max_alpha: float) -> PrunedNetwork:
     spreads :math:`\alpha_k` over other units, and to prune by α itself would switch off the wrong ones.
 
     :param model: an observation model or a Bayesian network.
-    :param guide: what was trained: ``mean()``, ``noise(site)`` and ``noise_dim(site)`` are asked.
+    :param guide: what was trained, with ``mean()``, ``noise(site)`` and ``noise_dim(site)``.
     :param max_alpha: the largest variance of a unit's noise that stays, positive.
 
-    >>> import pyro_vsd as vsd
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=10)
-    >>> prune(model, vsd.VSDGuide(model), max_alpha=1e6).counts
+    >>> vsd.nn.prune(model, vsd.VSDGuide(model), max_alpha=1e6).counts
     {'net.0.weight': (0, 4), 'net.2.weight': (0, 8)}
     """
-    if not max_alpha > 0:
-        raise ValueError(f"max_alpha: expected a positive number, got {max_alpha!r}.")
+    check_positive("max_alpha", max_alpha)
     network, mean = _network(model), dict(guide.mean())
     masks: dict[str, Tensor] = {}
     for site in _weight_sites(network):
@@ -91,81 +86,66 @@ def rank_units(model: nn.Module, guide: Any) -> dict[str, Tensor]:
     """For each weight its noise units from the surest to the noisiest, by the variance s of each unit's noise (see
     :func:`prune`): indices ``(K,)``.
 
-    >>> import pyro_vsd as vsd
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=10)
-    >>> {site: order.shape for site, order in rank_units(model, vsd.VSDGuide(model)).items()}
+    >>> {site: order.shape for site, order in vsd.nn.rank_units(model, vsd.VSDGuide(model)).items()}
     {'net.0.weight': torch.Size([4]), 'net.2.weight': torch.Size([8])}
     """
     return {site: guide.noise(site).variance.detach().argsort() for site in _weight_sites(_network(model))}
 
 
-def _network(model: nn.Module) -> nn.Module:
-    return model.net if isinstance(model, ObservationModel) else model
-
-
-def _site(module: PyroModule, name: str) -> str:
-    return f"{module._pyro_name}.{name}" if module._pyro_name else name
-
-
-def _weight_sites(net: nn.Module) -> list[str]:
-    """The sites that ``bayesianize`` made of weights."""
-    found = []
-    for module in net.modules():
-        for name in module.__dict__.get("_pyro_samples", ()):
-            if init_name(name) in module._buffers:
-                found.append(_site(module, name))  # type: ignore[arg-type]
-    return found
-
-
-def _plain_copy(net: nn.Module, mean: Mapping[str, Tensor]) -> nn.Module:
-    net = copy.deepcopy(net)
-    modules = list(net.modules())
-    for module in modules:
-        if isinstance(module, PyroModule):
-            _fix_samples(module, mean)
-    ties = [(module, name, *source) for module in modules for name, source in sources(module).items()]
-    for module in modules:
-        if isinstance(module, PyroModule):
-            _strip(module)
-    for module, name, owner, attribute in ties:
-        _set_first(module, name, owner._parameters[attribute])  # type: ignore[arg-type]
+def _network(model: nn.Module) -> BayesianNetwork:
+    net = model.net if isinstance(model, ObservationModel) else model
+    if not isinstance(net, BayesianNetwork):
+        raise ValueError(
+            f"model: a {type(net).__name__} does not come from vsd.nn.bayesianize, so it has no plain network. Pass "
+            "the part of it that does."
+        )
     return net
 
 
-def _fix_samples(module: PyroModule, mean: Mapping[str, Tensor]) -> None:
-    """Random attributes become parameters at their mean."""
-    for name, prior in list(module._pyro_samples.items()):
-        del module._pyro_samples[name]
-        if isinstance(prior, ScaleSite):
-            continue  # E[z] is part of the weight's mean
-        site = _site(module, name)
-        if site not in mean:
-            raise ValueError(
-                f"guide: expected the mean of the site {site!r}, got those of {', '.join(map(repr, mean)) or 'none'}. "
-                "Pass the model that the guide was made for."
-            )
-        module._buffers.pop(init_name(name), None)
-        module._non_persistent_buffers_set.discard(init_name(name))
-        _set_first(module, name, nn.Parameter(mean[site].detach().clone()))
+def _weight_sites(net: BayesianNetwork) -> list[str]:
+    """The sites that ``bayesianize`` made of weights, by their names in a trace."""
+    networks = [module for module in net.modules() if isinstance(module, BayesianNetwork)]
+    return [_full(network, site.name) for network in networks for site in network.sites]
 
 
-def _set_first(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Registers a parameter in front of the others, where a layer has its weight."""
-    others = dict(module._parameters)
-    module._parameters.clear()
-    module._parameters[name] = parameter
-    module._parameters.update(others)
+def _full(network: BayesianNetwork, name: str) -> str:
+    return f"{network._pyro_name}.{name}" if network._pyro_name else name
 
 
-def _strip(module: PyroModule) -> None:
-    """Gives a module the class it had before it was Pyro's."""
-    plain = plain_class(type(module))
-    if plain is None:
+def _plain_copy(net: BayesianNetwork, mean: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the network with parameters at the mean in the place of its random weights."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, BayesianNetwork):
+            for site in module.sites:
+                _fix(module, site.keys, _full(module, site.name), mean)
+    plain = net.network
+    for parent in list(plain.modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, BayesianNetwork):
+                parent._modules[name] = child.network
+    left = [type(module).__name__ for module in plain.modules() if isinstance(module, PyroModule)]
+    if left:
+        raise ValueError(f"model: {left[0]} is a PyroModule written by hand, which cannot be made plain.")
+    return plain
+
+
+def _fix(network: BayesianNetwork, keys: tuple[str, ...], site: str, mean: Mapping[str, Tensor]) -> None:
+    """Puts a parameter at its mean in all the places of a random weight."""
+    if site not in mean:
         raise ValueError(
-            f"model: expected modules that bayesianize made Pyro's, got {type(module).__name__}, a PyroModule written "
-            "by hand, which cannot be made plain. Pass the part of it that came from bayesianize."
+            f"guide: it has no mean for the site {site!r}, only for {list(mean)}. Pass the model that the guide was "
+            "made for."
         )
-    for key in [key for key in module.__dict__ if key.startswith("_pyro_")]:
-        del module.__dict__[key]
-    module.__dict__.pop("_shared_weights", None)
-    object.__setattr__(module, "__class__", plain)
+    parameter = nn.Parameter(mean[site].detach().clone())
+    for key in keys:
+        path, _, name = key.rpartition(".")
+        module = network.network.get_submodule(path)
+        del module._buffers[name]
+        module._non_persistent_buffers_set.discard(name)
+        # in front of the others, where a layer has its weight
+        others = dict(module._parameters)
+        module._parameters.clear()
+        module._parameters[name] = parameter
+        module._parameters.update(others)

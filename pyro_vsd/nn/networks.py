@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from pyro_vsd.nn.selection import LAYERS
+from pyro_vsd.distributions.layers import MODULES as LAYERS
 
 __all__ = ["alexnet", "convnet", "lenet5", "mlp", "xavier_uniform_"]
 

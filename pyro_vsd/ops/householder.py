@@ -5,7 +5,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CompactWY", "compact_wy", "covariance_diag", "dense", "rotate", "rotate_inverse", "unit_vectors"]
+__all__ = [
+    "CompactWY",
+    "compact_wy",
+    "covariance_diag",
+    "dense",
+    "rotate",
+    "rotate_each",
+    "rotate_inverse",
+    "unit_vectors",
+]
 
 
 class CompactWY(NamedTuple):
@@ -64,7 +73,7 @@ def compact_wy(vectors: Tensor) -> CompactWY:
     tensor([-3., -5.])
     """
     if vectors.dim() < 2:
-        raise ValueError(f"vectors: expected a shape (..., T, K), got {tuple(vectors.shape)}.")
+        raise ValueError(f"vectors must have a shape (..., T, K), not {tuple(vectors.shape)}.")
     N, _ = unit_vectors(vectors)
     return CompactWY(N.to(vectors.dtype), inverse_factor(N).to(vectors.dtype))
 
@@ -72,8 +81,8 @@ def compact_wy(vectors: Tensor) -> CompactWY:
 def rotate(wy: CompactWY, x: Tensor) -> Tensor:
     """``U x`` for rows ``x (..., K)``, in ``O(TK)`` per row.
 
-    A batch of reflections ``batch_shape + (T, K)`` meets ``x`` as a matrix product would, ``batch_shape + (n, K)``; an
-    ``x`` of shape ``batch_shape + (K,)`` is one row for each.
+    A batch of reflections ``batch_shape + (T, K)`` applies to ``x`` of shape ``batch_shape + (n, K)`` as a matrix product
+    would; an ``x`` of shape ``batch_shape + (K,)`` is one row for each.
 
     >>> rotate(compact_wy(torch.eye(2)[:1]), torch.tensor([[3.0, 5.0]]))
     tensor([[-3.,  5.]])
@@ -93,7 +102,7 @@ def rotate_inverse(wy: CompactWY, x: Tensor) -> Tensor:
 
 def _checked(x: Tensor, wy: CompactWY) -> Tensor:
     if x.dim() < 1 or x.shape[-1] != wy.N.shape[-1]:
-        raise ValueError(f"x: expected a shape (..., {wy.N.shape[-1]}), as wide as the vectors, got {tuple(x.shape)}.")
+        raise ValueError(f"x must have a shape (..., {wy.N.shape[-1]}), as wide as the vectors, not {tuple(x.shape)}.")
     return x
 
 
@@ -105,6 +114,19 @@ def _reflect(x: Tensor, N: Tensor, S: Tensor) -> Tensor:
         # thin products with T rows, not T columns: faster on a CPU
         return torch.addmm(flat, (S.mT @ (N @ flat.mT)).mT, N, alpha=-1).reshape(x.shape)
     return x - ((x @ N.mT) @ S) @ N
+
+
+def rotate_each(wy: CompactWY, x: Tensor, inverse: bool = False) -> Tensor:
+    """``U x`` (or ``Uᵀ x``) for one row ``x (..., K)`` of each reflection; leading dimensions broadcast.
+
+    >>> wy = compact_wy(torch.eye(2).unsqueeze(-2))  # two reflections, one row each
+    >>> rotate_each(wy, torch.tensor([3.0, 5.0]))
+    tensor([[-3.,  5.],
+            [ 3., -5.]])
+    """
+    row = x.unsqueeze(-2)
+    S = wy.S if inverse else wy.S.mT
+    return (row - ((row @ wy.N.mT) @ S) @ wy.N).squeeze(-2)
 
 
 def covariance_diag(wy: CompactWY, alpha: Tensor) -> Tensor:

@@ -171,11 +171,11 @@ class _JointNoiseTerms(torch.autograd.Function):
         g_log_alpha, g_vectors = _gradients(saved, g_std, g_N, g_S, g_ratio)
         assert g_vectors is not None
         g_log_alpha, g_vectors = g_log_alpha.to(ctx.dtype), g_vectors.to(ctx.dtype)
-        return (
-            None,
-            *(g_log_alpha[i, :width] for i, width in enumerate(ctx.widths)),
-            *(g_vectors[i, :, :width] for i, width in enumerate(ctx.widths)),
-        )
+        result: list[Tensor | None] = [None] * (1 + 2 * len(ctx.widths))
+        for i, width in enumerate(ctx.widths):
+            result[1 + i] = g_log_alpha[i, :width]
+            result[1 + len(ctx.widths) + i] = g_vectors[i, :, :width]
+        return tuple(result)
 
 
 def _rotated_diag(N: Tensor, Y: Tensor, a: Tensor) -> Tensor:
@@ -210,12 +210,12 @@ def structured_noise(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace that is to be saved cannot hold a Python function
         eta = eps * std.unsqueeze(-2)
         return 1 + eta - ((eta @ N.mT) @ S.mT) @ N
-    if not _is_autocast(eps.device.type):
-        out: Tensor = _StructuredNoise.apply(eps, std, N, S)
-        return out
-    # A rotation in half precision is none: the draw keeps the dtype of its parameters.
-    with torch.autocast(eps.device.type, enabled=False):
-        return structured_noise(eps, std, N, S)
+    if _is_autocast(eps.device.type):
+        # A rotation in half precision is none: the draw keeps the dtype of its parameters.
+        with torch.autocast(eps.device.type, enabled=False):
+            return structured_noise(eps, std, N, S)
+    out: Tensor = _StructuredNoise.apply(eps, std, N, S)
+    return out
 
 
 def structured_noise_(eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class _StructuredNoise(torch.autograd.Function):
     def forward(ctx: Any, eps: Tensor, std: Tensor, N: Tensor, S: Tensor) -> Tensor:
         ctx.shapes = eps.shape, std.shape, N.shape, S.shape
         ctx.flat = std.dim() == 1 and N.dim() == 2
-        if ctx.flat:  # one law for all rows: matrix products instead of batched ones
+        if ctx.flat:  # one distribution for all rows: matrix products instead of batched ones
             eps = eps.reshape(-1, eps.shape[-1])
         out = torch.addcmul(eps.new_ones(()), eps, std.unsqueeze(-2))  # (..., n, K)
         if N.shape[-2] == 0 and N.dim() == 2:
@@ -272,8 +272,8 @@ class _StructuredNoise(torch.autograd.Function):
             g_N = -(d @ g) - back * std.unsqueeze(-2)
             g_S = -(g_d @ c.mT)
             g_eta = g - g_c.mT @ N if ctx.needs_input_grad[0] else g
-        g_eps = None
-        if ctx.needs_input_grad[0]:
-            g_eps = g_eta * std.unsqueeze(-2)
-            g_eps = g_eps.view(eps_shape) if ctx.flat else _sum_to(g_eps, eps_shape)
+        g_eps = g_eta * std.unsqueeze(-2) if ctx.needs_input_grad[0] else None
+        if ctx.flat:
+            return None if g_eps is None else g_eps.view(eps_shape), g_std, g_N, g_S
+        g_eps = None if g_eps is None else _sum_to(g_eps, eps_shape)
         return g_eps, _sum_to(g_std, std_shape), _sum_to(g_N, N_shape), _sum_to(g_S, S_shape)

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from torch.distributions import transform_to
 
 from pyro_vsd.infer.parameters import free_name
-from pyro_vsd.infer.sites import support_from_plain, support_to_plain
+from pyro_vsd.infer.mean_field import support_from_plain, support_to_plain
 
 __all__ = ["loose_parameters", "optimizer_loader", "optimizer_state", "set_loose_parameters"]
 

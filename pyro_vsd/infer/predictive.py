@@ -1,20 +1,20 @@
 """The predictive distribution, averaged over draws from a guide."""
 
 import contextlib
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 from tqdm import tqdm
 
+from pyro_vsd._utils import check_integer, evaluation_mode, mix_seed, num_rows, take_rows, tensors_in
 from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
+from pyro_vsd.distributions.lazy_weight import NoiseSource
 from pyro_vsd.infer.collect import Collector, make_collector, row_law
-from pyro_vsd.infer.modes import evaluation_mode
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 __all__ = ["predict"]
@@ -40,13 +40,13 @@ def predict(
 ) -> Prediction:
     r"""The predictive distribution :math:`\frac1S \sum_s p(y \mid x, W_s)` of every row of the inputs.
 
-    Where every latent site takes the per-row path (each row has its own noise, and its own z under a hierarchy),
-    samples are made by repeating rows; where some do not (the weights of an LSTM, a sampled bias, a latent σ), copies
-    of a row would share a draw, so there is one pass per sample. Which it is, is found by two small passes.
+    Where every latent site has noise per row (and its own z under a hierarchy), samples are made by repeating rows.
+    Where some do not (the weights of an LSTM, a sampled bias, a latent σ), copies of a row would share a draw, so there
+    is one pass per sample. Two small passes find out which is the case.
 
     The model runs in evaluation mode and is put back. Working memory does not grow with ``num_samples``; what is kept
     for ``samples``, ``log_prob`` and ``quantile`` does (samples × rows × outputs) and can be turned off. Under the same
-    seed the result does not depend on ``batch_size`` (on the CPU, but for rounding).
+    seed the result does not depend on ``batch_size`` (on the CPU, up to rounding).
 
     :param model: a Pyro model, called as ``model(*inputs)``, without targets.
     :param guide: its guide, set up (trained or loaded).
@@ -56,32 +56,27 @@ def predict(
     :param seed: makes the prediction reproducible; by default a number from torch's global generator.
     :param coherent: one noise vector for all rows of a sample: ``samples[s]`` is then one sampled function.
     :param keep_samples: whether to keep each sample's prediction.
-    :param progress: a progress bar; by default one when it takes long and somebody watches.
+    :param progress: a progress bar; by default one appears in a terminal after some seconds.
     :param site: the observed site, where the model has several.
 
-    >>> import pyro_vsd as vsd
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
-    >>> predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
+    >>> vsd.predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
     torch.Size([5, 3])
     """
-    for name, value in (("model", model), ("guide", guide)):
-        if not callable(value):
-            raise TypeError(f"{name}: expected a function or a module, got {type(value).__name__}.")
-    for name, value in (("num_samples", num_samples), ("batch_size", 1 if batch_size is None else batch_size)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
-    if seed is not None and (not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
-        raise ValueError(f"seed: expected an integer of 64 bits or None, got {seed!r}.")
-    if site is not None and not isinstance(site, str):
-        raise TypeError(f"site: expected the name of an observed site, got {site!r}.")
+    check_integer("num_samples", num_samples, 1)
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, 1)
     if hasattr(guide, "sites") and not guide.sites:
         raise ValueError(
-            "guide: expected one with parameters, got one that has not seen its model's sites. Train it, call "
-            "guide.setup(x, y), or load a state first."
+            "guide: it has no parameters, since it has not seen its model's sites. Train it, call guide.setup(x, y), "
+            "or load a state first."
         )
-    rows = _num_rows(inputs)
+    rows = num_rows(inputs, "inputs")
+    if not rows:
+        raise ValueError("inputs must have at least one row.")
     if seed is None:
         seed = int(torch.randint(2**62, ()).item())
+    check_integer("seed", seed)
     devices = {p.device for p in guide.parameters() if p.is_cuda} if isinstance(guide, nn.Module) else set()
     with (
         torch.no_grad(),
@@ -111,21 +106,8 @@ def predict(
         return prediction
 
 
-def _num_rows(inputs: Any) -> int:
-    leaves = [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if not leaves:
-        raise ValueError("inputs: expected at least one tensor whose first dimension counts the rows, got none.")
-    sizes = {len(leaf) for leaf in leaves}
-    if len(sizes) > 1:
-        shapes = [tuple(leaf.shape) for leaf in leaves]
-        raise ValueError(f"inputs: expected the same number of rows in each tensor, got shapes {shapes}.")
-    if sizes == {0}:
-        raise ValueError(f"inputs: expected at least one row, got shapes {[tuple(leaf.shape) for leaf in leaves]}.")
-    return sizes.pop()
-
-
 def _default_size(inputs: Any, rows: int) -> int:
-    numbers = sum(leaf.numel() for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor) and leaf.dim() > 0)
+    numbers = sum(leaf.numel() for leaf in tensors_in(inputs) if leaf.dim())
     return max(_FEWEST, min(_MOST, _NUMBERS * rows // max(numbers, 1)))
 
 
@@ -134,39 +116,38 @@ class _Run:
 
     def __init__(self, model: Any, guide: Any, inputs: Any, rows: int, site: str | None, seed: int):
         self.model, self.guide, self.inputs, self.rows, self.site, self.seed = model, guide, inputs, rows, site, seed
-        self.workspaces: dict[str, dict[Any, Tensor]] = {}
-        self.generators: dict[str, tuple[torch.Generator, torch.Generator]] = {}
+        self.first = self.draw(seed)
+        self.sources = {name: self._source(i, v) for i, (name, v) in enumerate(_weights(self.first).items())}
         self.fixed: set[str] = set()  # weights whose examples are not the rows: one draw for all batches of a sample
 
     def draw(self, seed: int) -> dict[str, Any]:
         """All latent sites from the guide; mean-field ones by ``seed`` alone, however rows are cut into batches."""
         torch.manual_seed(seed)
         trace = poutine.trace(self.guide).get_trace(*self.inputs)
-        values = {}
-        for name, node in trace.nodes.items():
-            if node["type"] != "sample" or node["infer"].get("is_auxiliary") or poutine.util.site_is_subsample(node):
-                continue
-            values[name] = node["value"]
-            if isinstance(node["value"], LazyWeight):
-                draw = node["value"].draw
-                draw.generator, draw.dense_generator = self._generators(name, node["value"].device)
-                draw.workspace = self.workspaces.setdefault(name, {})
-        return values
+        return {
+            name: node["value"]
+            for name, node in trace.nodes.items()
+            if node["type"] == "sample"
+            and not node["infer"].get("is_auxiliary")
+            and not poutine.util.site_is_subsample(node)
+        }
 
-    def _generators(self, name: str, device: torch.device) -> tuple[torch.Generator, torch.Generator]:
-        if name not in self.generators:
-            number = 2 * len(self.generators)
-            self.generators[name] = (_generator(self.seed, number, device), _generator(self.seed, number + 1, device))
-        return self.generators[name]
+    def _source(self, number: int, weight: LazyWeight) -> NoiseSource:
+        source = weight.draw.source
+        device = weight.device if weight.device.type == "cuda" else torch.device("cpu")
+        rows, dense = (
+            torch.Generator(device).manual_seed(mix_seed(self.seed ^ 0x5DEECE66D, 2 * number + i)) for i in (0, 1)
+        )
+        return NoiseSource(source.name, source.example_dim, rows, dense, workspace={})
 
-    def law(self, values: dict[str, Any], index: Tensor) -> Any:
-        """The observed site's distribution for the rows of ``index``, and the node it came from."""
-        chosen = tree_map(lambda v: v[index.to(v.device)] if isinstance(v, Tensor) and v.dim() > 0 else v, self.inputs)
+    def distribution(self, values: dict[str, Any], index: Tensor) -> Any:
+        """The node of the observed site for the rows of ``index``."""
+        chosen = take_rows(self.inputs, index)
         try:
             with _Fitting(values):
                 trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*chosen)
         except RuntimeError as error:
-            # what a likelihood says that is asked for a draw: torch's multinomial, for instance
+            # a likelihood that cannot draw: torch's multinomial, for instance
             blamed = any(word in str(error) for word in ("nan", "p_in"))
             if not blamed and next(_odd_rows(chosen), None) is None:
                 raise
@@ -177,93 +158,98 @@ class _Run:
             if node["type"] == "sample" and name not in values and not poutine.util.site_is_subsample(node)
         }
         if self.site is not None and self.site not in nodes:
-            raise ValueError(f"site: expected one of the model's observed sites {sorted(nodes)}, got {self.site!r}.")
+            raise ValueError(f"site: {self.site!r} is no observed site of the model; these are {sorted(nodes)}.")
         if not nodes:
             raise ValueError(
-                f"expected a model with an observed site, got a guide that has posteriors for all of {sorted(values)}. "
-                "Was it set up without targets? guide.setup(x, y)"
+                f"the model has no observed site: the guide has posteriors for all of {sorted(values)}. Was it set up "
+                "without targets? Call guide.setup(x, y). A bare network goes into vsd.nn.Classifier or Regressor."
             )
         # where the model knows the value of some (poutine.condition), the one to predict is the one it lacks
         free = {name: node for name, node in nodes.items() if not node["is_observed"]}
         choice = free if len(free) == 1 else nodes
         if self.site is None and len(choice) != 1:
-            raise ValueError(
-                f"expected a model with one observed site, got {sorted(nodes)}. Name the one to predict: site=…"
-            )
+            raise ValueError(f"the model has several observed sites, {sorted(nodes)}. Name the one to predict: site=…")
         return nodes[self.site or next(iter(choice))]
 
     def plan(self, coherent: bool) -> tuple[bool, int]:
         """Whether samples can be made by repeating rows, and how many rows the model's plates admit at once."""
-        met, shapes = [], set()
+        logs, shapes = [], set()
         for size in (1, 2):
-            values = self.draw(self.seed)
-            fresh = _again(values)
-            node = self.law(fresh, torch.zeros(size, dtype=torch.long))
-            met.append(fresh)
+            log = {n: NoiseSource(s.name, s.example_dim) for n, s in self.sources.items()}
+            node = self.distribution(_with_sources(self.first, log), torch.zeros(size, dtype=torch.long))
+            logs.append(log)
             law = row_law(node["fn"], size)
             shapes.add(law.batch_shape[1:] + law.event_shape)
         if len(shapes) > 1:
             raise ValueError(
-                f"expected an observed site of the same shape for each row, got {sorted(map(tuple, shapes))} with one "
-                "and two rows. Is a dimension broadcast against the rows? A plate at -1 goes with shapes (..., rows)."
+                f"the observed site has shapes {sorted(map(tuple, shapes))} for one and for two rows. Is a dimension "
+                "broadcast against the rows? A plate at -1 goes with shapes (..., rows)."
             )
-        self.generators.clear()
         plates = [frame.full_size for frame in node["cond_indep_stack"] if frame.full_size not in (None, frame.size)]
         limit = min([*plates, 2**31])
-        weights = {n: v.draw.met for n, v in met[1].items() if isinstance(v, LazyWeight)}
-        self.fixed = {n for n, numbers in weights.items() if numbers and numbers == met[0][n].draw.met}
-        if coherent:
-            return False, limit
+        one, two = logs
+        self.fixed = {n for n, source in two.items() if source.examples and source.examples == one[n].examples}
         scales = {n for n, s in getattr(self.guide, "sites", {}).items() if s.kind == "scale"}
-        for name, value in met[1].items():
-            if name in scales:
-                continue
-            if not isinstance(value, LazyWeight) or value.draw.used_dense:
-                return False, limit
-            # The examples a weight meets must be the rows: twice the rows, twice the examples.
-            if value.draw.met != {2 * n for n in met[0][name].draw.met}:
-                return False, limit
-        return bool(met[1]), limit
+        only_weights = {n for n in self.first if n not in scales} == set(two)
+        # The examples that a weight is applied to must be the rows: twice the rows, twice the examples.
+        per_row = all(
+            not source.used_dense and source.examples == {2 * n for n in one[name].examples}
+            for name, source in two.items()
+        )
+        return bool(self.first) and only_weights and per_row and not coherent, limit
 
     def by_rows(self, num_samples: int, size: int) -> Iterator[tuple[Tensor, Any]]:
         """Passes over the sequence (sample 0: all rows, sample 1: all rows, …), cut anywhere."""
-        values = self.draw(self.seed)
-        for name, value in values.items():
-            if isinstance(value, LazyWeight) and value.draw.law.scale is not None:
-                value.draw.scale_law = self.guide.scale_posterior(name).base_dist
+        for name, value in _weights(self.first).items():
+            if value.draw.scale is not None:
+                self.sources[name].scale_posterior = self.guide.scale_posterior(name).base_dist
+        values = _with_sources(self.first, self.sources)
         for start in range(0, num_samples * self.rows, size):
             flat = torch.arange(start, min(start + size, num_samples * self.rows))
-            yield flat, self.law(_again(values), flat % self.rows)["fn"]
+            yield flat, self.distribution(self._again(values), flat % self.rows)["fn"]
 
     def by_samples(self, num_samples: int, size: int) -> Iterator[tuple[Tensor, Any]]:
         """One draw per sample, its rows in batches."""
         for sample in range(num_samples):
-            values = self.draw(_mix(self.seed, sample))
+            values = _with_sources(self.draw(mix_seed(self.seed, sample)), self.sources)
             for start in range(0, self.rows, size):
                 index = torch.arange(start, min(start + size, self.rows))
-                yield sample * self.rows + index, self.law(_again(values, self.fixed), index)["fn"]
+                yield sample * self.rows + index, self.distribution(self._again(values), index)["fn"]
+
+    def _again(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The draws for a further pass, in which noise per example is drawn anew, except for weights in ``fixed``."""
+        fresh = {n: LazyWeight(w.draw.again()) for n, w in _weights(values).items() if n not in self.fixed}
+        return {**values, **fresh}
+
+
+def _weights(values: dict[str, Any]) -> dict[str, LazyWeight]:
+    return {name: value for name, value in values.items() if isinstance(value, LazyWeight)}
+
+
+def _with_sources(values: dict[str, Any], sources: dict[str, NoiseSource]) -> dict[str, Any]:
+    """The same posteriors, drawn from these sources."""
+    return {**values, **{n: LazyWeight(w.draw.with_source(sources[n])) for n, w in _weights(values).items()}}
 
 
 class _Fitting(Messenger):
-    """Looks whether draws from a guide fit the sites of the model that they are for."""
+    """Checks that the guide's draws have the event shapes of the model's sites."""
 
     def __init__(self, values: dict[str, Any]):
         super().__init__()
         self.values = values
 
     def _pyro_sample(self, msg: Any) -> None:
-        value, law = self.values.get(msg["name"]), msg["fn"]
-        event_shape = getattr(law, "event_shape", ())
+        value, event_shape = self.values.get(msg["name"]), getattr(msg["fn"], "event_shape", ())
         if isinstance(value, Tensor) and value.shape[value.dim() - len(event_shape) :] != event_shape:
             raise ValueError(
-                f"guide: expected a posterior of {msg['name']!r} of event shape {tuple(event_shape)}, got a draw of "
-                f"shape {tuple(value.shape)}. Is it the guide of another model?"
+                f"guide: its draw of {msg['name']!r} has shape {tuple(value.shape)}, and the model's site has event "
+                f"shape {tuple(event_shape)}. Is it the guide of a different model?"
             )
 
 
 def _check_finite(prediction: Prediction, inputs: Any) -> None:
-    """Never a silent NaN. A likelihood of another kind may have no mean or variance (a Cauchy): it is blamed only where
-    the inputs are not finite either."""
+    """Raises on NaN. Other likelihoods may have no mean or variance (a Cauchy): they are blamed only where the inputs
+    are not finite either."""
     known = isinstance(prediction, (ClassificationPrediction, RegressionPrediction))
     if not known and next(_odd_rows(inputs), None) is None:
         return
@@ -276,32 +262,12 @@ def _check_finite(prediction: Prediction, inputs: Any) -> None:
 
 def _odd_rows(inputs: Any) -> Iterator[int]:
     """The first row of each input that is not finite."""
-    for leaf in tree_flatten(inputs)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() > 0 and not bool(leaf.isfinite().all()):
+    for leaf in tensors_in(inputs):
+        if leaf.dim() and not bool(leaf.isfinite().all()):
             yield int((~leaf.isfinite()).reshape(len(leaf), -1).any(-1).nonzero()[0])
 
 
 def _not_finite(inputs: Any, row: int, found: str) -> str:
     for odd in _odd_rows(inputs):
-        return f"inputs: expected finite numbers, got NaN or infinity in row {odd}: {found}."
-    return (
-        f"expected a finite prediction, got another for row {row}: {found}. Are the parameters finite? Large inputs "
-        "overflow: standardise them."
-    )
-
-
-def _again(values: dict[str, Any], fixed: Set[str] = frozenset()) -> dict[str, Any]:
-    """The draws for another pass, in which noise per example is drawn anew, but for weights in ``fixed``."""
-    return {
-        n: LazyWeight(v.draw.again()) if isinstance(v, LazyWeight) and n not in fixed else v for n, v in values.items()
-    }
-
-
-def _mix(seed: int, number: int) -> int:
-    """A seed for stream ``number``: far apart for neighbours (constants of the golden ratio, as in splitmix)."""
-    return (seed + (number + 1) * 0x9E3779B97F4A7C15) % 2**63
-
-
-def _generator(seed: int, number: int, device: torch.device) -> torch.Generator:
-    generator = torch.Generator(device=device if device.type == "cuda" else "cpu")
-    return generator.manual_seed(_mix(seed ^ 0x5DEECE66D, number))
+        return f"inputs: row {odd} holds NaN or infinity: {found}."
+    return f"the prediction for row {row} is not finite: {found}. Are the parameters finite? Standardise large inputs."

@@ -1,0 +1,424 @@
+"""Observation models: a Bayesian network with a likelihood for classes or numbers."""
+
+import warnings
+from itertools import chain
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, PyroSample
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from pyro_vsd._utils import base_constraint, check_choice, check_integer, check_positive
+from pyro_vsd.distributions.lazy_weight import ParticleTensor
+from pyro_vsd.nn.network import BayesianNetwork
+
+__all__ = ["BinaryClassifier", "Classifier", "ObservationModel", "Regressor"]
+
+# How many batches of num_data rows are compared: two different ones by chance have the same labels, four hardly.
+_LOOKS = 4
+_NOISES = ("learned", "latent", "heteroscedastic")
+# Where log σ starts (learned) and has its median (latent): noise of about a third of standardised targets.
+LOG_SIGMA = -1.0
+# Log-variances stay within ± this: a variance below e⁻¹⁰ of standardised targets is a failure, not a fit.
+_LOG_VARIANCE_BOUND = 10.0
+
+
+class ObservationModel(PyroModule):
+    r"""A Bayesian network with a likelihood: ``model(x, y)`` for training, ``model(x)`` for prediction.
+
+    With ``y`` the log-likelihood of a batch of B rows is scaled to the whole data set,
+
+    .. math:: \frac{N}{B} \sum_{n=1}^{B} \log p(y_n \mid x_n, W)
+
+    for each batch, a short last one included. Without ``y`` there is no scale, and ``y`` is sampled. The observed
+    site is ``"y"``, in a plate ``"data"`` at dimension -1.
+
+    If N is the size of a batch by mistake, N / B is 1 and the prior weighs far too much. So the first batches of N rows
+    are compared during training, and a warning appears where they hold different targets.
+
+    :param net: a network from :func:`bayesianize`, or a ``PyroModule`` with ``PyroSample`` weights. It is used, not
+        copied.
+    :param num_data: N, the number of rows of the whole training set.
+    """
+
+    net: nn.Module
+    num_data: int
+    _watch: "_BatchWatch"
+
+    def __init__(self, net: nn.Module, num_data: int):
+        _check_net(net)
+        check_integer("num_data", num_data, 1)
+        super().__init__()
+        if not isinstance(net, PyroModule):
+            net = BayesianNetwork(net)  # names the Pyro modules inside by their paths
+        for module in net.modules():
+            if isinstance(module, PyroModule):
+                # A network that has run on its own may still become part of a model.
+                module._pyro_context.used = False
+        self.net = net
+        self.num_data = int(num_data)
+        self._watch = _BatchWatch()
+
+    def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
+        """Runs the network and samples or scores ``y``.
+
+        :param x: the network's input; a tuple for networks of several inputs.
+        :param y: the targets of this batch, or ``None``.
+        :returns: ``y``, or a draw of it.
+        """
+        if y is not None and not isinstance(y, Tensor):
+            raise TypeError(f"y must be a tensor of targets, not {type(y).__name__}.")
+        output = self.net(*x) if isinstance(x, tuple) else self.net(x)
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"net must return one tensor, not a {type(output).__name__}. Wrap it in a module that picks the output."
+            )
+        # Subclasses that mark vectorised particles end here, and so does the low precision of autocast.
+        if type(output) is not Tensor:
+            if isinstance(output, ParticleTensor) and output.dim() == 2:
+                output = output.unsqueeze(-1)  # particles in front of outputs (B,)
+            output = output.as_subclass(Tensor)
+        if output.dtype in (torch.bfloat16, torch.float16):
+            output = output.float()
+        return self._observe(*self.likelihood(output, y))
+
+    def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
+        """The distribution of y given the network's output, the number of rows, and y as that distribution takes it."""
+        raise NotImplementedError
+
+    def _observe(self, distribution: Any, num_rows: int, y: Tensor | None) -> Tensor:
+        if y is None:
+            if num_rows == 0:
+                raise ValueError("x has no rows.")
+            plate = pyro.plate("data", num_rows, dim=-1)
+        else:
+            if num_rows == 0:
+                raise ValueError("y has no rows. Leave empty batches out.")
+            if num_rows > self.num_data:
+                raise ValueError(
+                    f"num_data={self.num_data} is less than the {num_rows} rows of this batch. It is the size of the "
+                    "whole training set."
+                )
+            if num_rows == self.num_data and self.training and torch.is_grad_enabled():
+                self._watch.look(y, num_rows)
+            # With indices given, Pyro does not draw a permutation of all data in each step.
+            plate = pyro.plate("data", self.num_data, subsample=torch.arange(num_rows), dim=-1)
+        with plate:
+            observed: Tensor = pyro.sample("y", distribution, obs=y)
+        return observed
+
+    def latent_sites(self) -> dict[str, dict[str, Any]]:
+        """All latent sites by their names in a trace, a z before its weight, each with its prior (``"fn"``) and its
+        ``"infer"`` dict.
+
+        Made from the modules alone, without data: a guide can have its parameters from the start. The prior of a
+        hierarchical weight is evaluated at z = 1. What a network draws by ``pyro.sample`` inside its ``forward`` is
+        not listed.
+
+        >>> net = vsd.nn.bayesianize(nn.Linear(3, 2), vsd.nn.HierarchicalPrior())
+        >>> list(vsd.nn.Classifier(net, num_data=100).latent_sites())
+        ['net.weight_z', 'net.weight']
+        """
+        context = self._pyro_context
+        used = context.used
+        recorder = _SiteRecorder()
+        with poutine.block(), recorder, context, torch.random.fork_rng(devices=[]):
+            _, *below = self.modules()
+            for module in [*below, self]:  # the network's sites come first in a trace
+                if isinstance(module, BayesianNetwork):
+                    module.draw_weights()
+                if isinstance(module, PyroModule):
+                    for name in _sample_names(module):
+                        getattr(module, name)
+        context.used = used
+        return recorder.sites
+
+
+class _BatchWatch:
+    """Warns once if batches of ``num_data`` rows differ: then it is the size of a batch, not of the data.
+
+    Targets are compared in sorted order, since a full batch may come shuffled, and inputs not at all, since they may
+    be augmented. On a GPU each of the few looks waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.of: Any = None
+        self.first: Tensor | None = None
+
+    def look(self, y: Tensor, num_data: int) -> None:
+        if self.of != (num_data, y.dtype):  # the data has grown, as in active learning, or been cast
+            self.looks, self.of, self.first = 0, (num_data, y.dtype), None
+        if self.looks >= _LOOKS or torch.compiler.is_compiling():
+            return
+        self.looks += 1
+        # NaN, which may stand for missing targets, is equal to nothing.
+        targets = y.detach().cpu().flatten().nan_to_num().sort().values
+        if self.first is None:
+            self.first = targets
+        elif not torch.equal(self.first, targets):
+            self.looks = _LOOKS
+            warnings.warn(
+                f"num_data={num_data} is the size of a batch: batches of that size came with different targets. The prior "
+                "then weighs as if there were no other data. Pass the size of the whole set: num_data=len(train).",
+                stacklevel=2,
+            )
+        if self.looks >= _LOOKS:
+            self.first = None
+
+
+class _SiteRecorder(Messenger):
+    """Notes each site and gives it a value of its support without drawing, where that is easy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: dict[str, dict[str, Any]] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        prior = msg["fn"]
+        if msg["is_observed"]:
+            return
+        self.sites[msg["name"]] = {"fn": prior, "infer": dict(msg["infer"])}
+        init = msg["infer"].get("vsd", {}).get("init")
+        support = base_constraint(prior.support)
+        if init is not None:
+            value = init.expand(prior.batch_shape + prior.event_shape)
+        elif support is constraints.real:
+            value = prior.sample().zero_()
+        elif getattr(support, "lower_bound", None) == 0 and not hasattr(support, "upper_bound"):
+            value = prior.sample().fill_(1.0)
+        else:
+            return
+        msg["value"], msg["done"] = value, True
+
+
+def _sample_names(module: PyroModule) -> list[str]:
+    """The names of a module's random attributes; those declared in its class exist only once they are read."""
+    declared = [
+        name for cls in type(module).__mro__ for name, value in vars(cls).items() if isinstance(value, PyroSample)
+    ]
+    return list(dict.fromkeys([*module._pyro_samples, *declared]))
+
+
+def _check_net(net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net must be a Bayesian network, not {type(net).__name__}.")
+    random = any(
+        (isinstance(module, BayesianNetwork) and module.sites)
+        or (isinstance(module, PyroModule) and _sample_names(module))
+        for module in net.modules()
+    )
+    if not random:
+        raise ValueError(f"net is a {type(net).__name__} without random weights. Make it Bayesian: vsd.nn.bayesianize(net).")
+
+
+class Classifier(ObservationModel):
+    r"""One class of C per row.
+
+    .. math:: y_n \sim \mathrm{Categorical}(\mathrm{softmax}(f_W(x_n)))
+
+    :param net: a Bayesian network with outputs (logits) ``(B, C)``.
+    :param num_data: the number of rows of the whole training set.
+
+    Targets are integers ``(B,)`` from 0 to C - 1.
+
+    >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 16, 3])), num_data=150)
+    >>> model(torch.randn(10, 4)).shape  # classes drawn from the prior's predictions
+    torch.Size([10])
+    """
+
+    def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
+        if output.dim() < 2 or output.shape[-1] < 2:
+            raise ValueError(
+                f"net must give outputs (B, C) for two or more classes, not {tuple(output.shape)}. For one output per row "
+                "use BinaryClassifier."
+            )
+        num_rows, num_classes = output.shape[-2:]
+        if y is not None:
+            y = _check_labels(y, num_rows, num_classes)
+        return dist.Categorical(logits=output, validate_args=False), num_rows, y
+
+
+def _check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
+    if tuple(y.shape) == (num_rows, num_classes) and num_classes > 1:
+        raise ValueError(f"y has shape {tuple(y.shape)}. Turn one-hot rows into classes: y.argmax(-1).")
+    _check_rows(y, num_rows)
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"y must hold integer classes, not {y.dtype}. Use y.long().")
+    if num_rows and _checks_values():
+        low, high = y.aminmax()
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"y must hold classes from 0 to {num_classes - 1}, one for each output of the network; it has values from "
+                f"{int(low)} to {int(high)}."
+            )
+    return y.long()
+
+
+def _check_rows(y: Tensor, num_rows: int) -> None:
+    if tuple(y.shape) != (num_rows,):
+        hint = " Use y.squeeze(-1)." if tuple(y.shape) == (num_rows, 1) else ""
+        raise ValueError(f"y must hold one label per row, shape ({num_rows},), not {tuple(y.shape)}.{hint}")
+
+
+class BinaryClassifier(ObservationModel):
+    r"""Yes or no, from one output per row.
+
+    .. math:: y_n \sim \mathrm{Bernoulli}(\mathrm{sigmoid}(f_W(x_n)))
+
+    :param net: a Bayesian network with outputs (logits) ``(B, 1)`` or ``(B,)``.
+    :param num_data: the number of rows of the whole training set.
+
+    Targets are ``(B,)``, 0 or 1, of any dtype.
+
+    >>> model = vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 16, 1])), num_data=150)
+    >>> model(torch.randn(10, 4)).shape
+    torch.Size([10])
+    """
+
+    def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
+        if output.dim() > 1:
+            if output.shape[-1] != 1:
+                raise ValueError(
+                    f"net must give one output per row, (B, 1) or (B,), not {tuple(output.shape)}. For several classes use "
+                    "Classifier."
+                )
+            output = output.squeeze(-1)
+        num_rows = output.shape[-1]
+        if y is not None:
+            _check_rows(y, num_rows)
+            y = y.to(output.dtype)
+            if _checks_values() and not bool(((y == 0) | (y == 1)).all()):
+                raise ValueError(f"y must hold labels 0 and 1; it has values from {y.min().item()} to {y.max().item()}.")
+        return dist.Bernoulli(logits=output, validate_args=False), num_rows, y
+
+
+def _checks_values() -> bool:
+    """Values are looked at while Pyro validates (its default); on a GPU each look waits for the device."""
+    return bool(dist.is_validation_enabled())
+
+
+class Regressor(ObservationModel):
+    r"""Numbers with Gaussian noise.
+
+    .. math:: y_n \sim \mathcal N(f_W(x_n), \sigma^2)
+
+    ==============================  ==========================================================================
+    ``noise``                       σ
+    ==============================  ==========================================================================
+    a number                        that number
+    ``"learned"``                   a parameter ``log_sigma``, which starts at -1
+    ``"latent"``                    a site ``sigma`` with the prior ``LogNormal(-1, 1)``
+    ``"heteroscedastic"``           the network's: 2D outputs, D means, then D log-variances ρ; the variance is
+                                    :math:`\exp(10 \tanh(\rho / 10))`, so that it can neither vanish nor explode
+    ==============================  ==========================================================================
+
+    The starts and the prior suit targets of unit scale: standardise.
+
+    **Shapes.** Outputs ``(B, D)`` go with targets ``(B, D)``; a single output, ``(B, 1)`` or ``(B,)``, goes with
+    targets ``(B,)``, and predictions then are ``(B,)``.
+
+    :param net: a Bayesian network.
+    :param num_data: the number of rows of the whole training set.
+    :param noise: see the table.
+    :param num_outputs: for learned and latent noise: D, to give each output its own σ. By default all outputs share
+        one.
+
+    >>> model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 20, 1])), num_data=300, noise="latent")
+    >>> list(model.latent_sites())
+    ['net.0.weight', 'net.2.weight', 'sigma']
+    >>> model(torch.randn(7, 3)).shape
+    torch.Size([7])
+    """
+
+    log_sigma: Tensor
+    sigma: Any
+
+    def __init__(self, net: nn.Module, num_data: int, noise: float | str = 0.1, num_outputs: int | None = None):
+        if isinstance(noise, str):
+            check_choice("noise", noise, _NOISES)
+        else:
+            check_positive("noise", noise)
+        if num_outputs is not None:
+            check_integer("num_outputs", num_outputs, 1)
+            if noise not in ("learned", "latent"):
+                raise ValueError(f"num_outputs goes with learned or latent noise, not with noise={noise!r}.")
+        super().__init__(net, num_data)
+        self.noise = noise
+        self.num_outputs = num_outputs
+        like = next(chain(net.parameters(), net.buffers()))
+        shape = () if num_outputs is None else (num_outputs,)
+        start = torch.full(shape, LOG_SIGMA, dtype=like.dtype, device=like.device)
+        if noise == "learned":
+            self.log_sigma = nn.Parameter(start)
+        elif noise == "latent":
+            self.register_buffer("sigma_loc", start, persistent=False)
+            self.sigma = PyroSample(_SigmaPrior())
+
+    def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
+        mean, sigma, num_rows, single = self._moments(output)
+        if y is not None:
+            _check_targets(y, mean, single)
+            y = y.to(mean.dtype)
+        normal: Any = dist.Normal(mean, sigma, validate_args=False)
+        return (normal if single else normal.to_event(1)), num_rows, y
+
+    def _moments(self, output: Tensor) -> tuple[Tensor, Any, int, bool]:
+        """Mean and σ of shape ``(..., B)`` where there is a single output, else ``(..., B, D)``."""
+        if output.dim() == 1:
+            output = output.unsqueeze(-1)
+        if self.noise == "heteroscedastic":
+            if output.shape[-1] % 2:
+                raise ValueError(
+                    f"net must give an even number of outputs with noise='heteroscedastic', means and log-variances, not "
+                    f"{tuple(output.shape)}."
+                )
+            mean, raw = output.chunk(2, -1)
+            sigma: Any = (0.5 * _LOG_VARIANCE_BOUND * (raw / _LOG_VARIANCE_BOUND).tanh()).exp()
+        else:
+            mean, sigma = output, self._shared_sigma(output)
+        num_rows, num_outputs = mean.shape[-2:]
+        if num_outputs != 1:
+            return mean, sigma, num_rows, False
+        if isinstance(sigma, Tensor) and sigma.dim():
+            sigma = sigma.squeeze(-1)
+        return mean.squeeze(-1), sigma, num_rows, True
+
+    def _shared_sigma(self, output: Tensor) -> Any:
+        """σ, broadcastable with outputs ``(..., B, D)``."""
+        if self.num_outputs not in (None, output.shape[-1]):
+            raise ValueError(f"net must give num_outputs={self.num_outputs} outputs, not {tuple(output.shape)}.")
+        if self.noise == "learned":
+            return self.log_sigma.exp()
+        if self.noise == "latent":
+            sigma = self.sigma
+            # A draw for vectorised particles has their dimensions in front.
+            return sigma.unsqueeze(-1) if self.num_outputs is None and sigma.dim() else sigma
+        return self.noise
+
+
+class _SigmaPrior:
+    """The prior of a latent σ; a class, since Pyro renames functions it is given, which then cannot be pickled."""
+
+    def __call__(self, model: PyroModule) -> Any:
+        loc = model._buffers["sigma_loc"]
+        assert loc is not None
+        prior = dist.LogNormal(loc, torch.ones_like(loc), validate_args=False)
+        return prior.to_event(1) if loc.dim() else prior
+
+
+def _check_targets(y: Tensor, mean: Tensor, single: bool) -> None:
+    expected = tuple(mean.shape[-1:] if single else mean.shape[-2:])
+    if tuple(y.shape) == expected:
+        return
+    hint = ""
+    if single and tuple(y.shape) == (*expected, 1):
+        hint = " A network of one output goes with targets of one dimension: use y.squeeze(-1)."
+    elif not single and y.dim() == 1:
+        hint = f" The network has {expected[-1]} outputs per row: give it one, or y a column for each."
+    raise ValueError(f"y must have the shape {expected} of the network's outputs, not {tuple(y.shape)}.{hint}")

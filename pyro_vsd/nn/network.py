@@ -1,0 +1,355 @@
+"""Any network, Bayesian: its weights become sample sites with priors, the network itself stays as it is."""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from pyro_vsd.distributions.layers import MODULES, layer_of
+from pyro_vsd.nn.priors import GaussianPrior, Prior, as_prior
+
+__all__ = ["BayesianNetwork", "Candidate", "Selector", "bayesianize", "candidates", "select"]
+
+Rule = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Selector = Rule | Iterable[Rule]
+
+
+def bayesianize(
+    net: nn.Module,
+    prior: Prior | torch.distributions.Distribution = GaussianPrior(1.0),  # noqa: B008 (frozen)
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    inplace: bool = False,
+) -> "BayesianNetwork":
+    r"""Makes the weights of a network random: each becomes a Pyro sample site named after its path.
+
+    Weights of ``nn.Linear``, ``nn.Conv1d/2d/3d`` and ``nn.ConvTranspose1d/2d/3d`` at any depth become sites. All else
+    stays a parameter and is trained as such: biases, norms, embeddings, the weights of recurrent layers, and in
+    ``nn.MultiheadAttention`` the input projection (``in_proj_weight``); its ``out_proj`` is a Linear and becomes a
+    site. Where the noise acts:
+
+    =========================  ========================  ======================================================
+    layer                      weight                    noise units
+    =========================  ========================  ======================================================
+    ``Linear``                 ``(out, in)``             inputs, one noise vector per example
+    ``Conv*d``                 ``(out, in/groups, …)``   output channels (``VSDGuide(conv_noise="in")``: inputs)
+    ``ConvTranspose*d``        ``(in, out/groups, …)``   output channels (``VSDGuide(conv_noise="in")``: inputs)
+    attention's ``out_proj``   ``(out, in)``             inputs, one noise vector for the batch
+    =========================  ========================  ======================================================
+
+    (``nn.Linear.weight`` is the paper's Θ, which is ``K × Q``, transposed.)
+
+    **Layers keep their classes.** In a call the draws take the place of the weights; outside of one ``layer.weight``
+    is the weight the network came with, a buffer that moves with ``.to()`` and is not part of ``state_dict``.
+
+    **Turning a trained network Bayesian** is the same line: the guide's Θ starts at the weights the network comes
+    with.
+
+    **Frozen parameters** (``requires_grad=False``) stay as they are, frozen before or after: make the head of a frozen
+    network Bayesian with ``include``. (Pyro alone would train them.)
+
+    **Shared weights.** A module used twice has one site. A parameter that several modules share (tied weights,
+    an embedding and the output layer for instance) becomes one site as soon as one of its layers is selected; the
+    others use the same draw. The site is named after the last path that leads to the module, as Pyro does.
+
+    :param net: the network; left untouched unless ``inplace``.
+    :param prior: a :class:`GaussianPrior` or :class:`HierarchicalPrior` (which adds a site ``<path>.weight_z``), or any
+        distribution of a number, such as ``dist.Laplace(0.0, 1.0)``, for each entry. The default objective replaces
+        zero-mean Gaussian priors; others need ``VSD_ELBO(prior="model")``.
+    :param include: which layers, all by default: a shell pattern (``fnmatch``) for the path of the layer, of its
+        weight or of a module above it (``"fc*"``, ``"layer1"``, ``"blocks.*.mlp.*"``), a layer type (``nn.Linear``),
+        a function ``(path, module) -> bool``, or a list of these.
+    :param exclude: which layers to leave out, written the same way.
+    :param inplace: uses ``net`` itself, whose weights become buffers, instead of a copy.
+    :returns: the network in a :class:`BayesianNetwork`. Calling it twice with different ``include`` gives layers
+        different priors: weights that are sites already keep theirs.
+
+    >>> net = vsd.nn.bayesianize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), exclude="0")
+    >>> trace = pyro.poutine.trace(net).get_trace(torch.ones(5, 4))
+    >>> trace.stochastic_nodes
+    ['2.weight']
+    >>> sorted(net.state_dict())
+    ['0.bias', '0.weight', '2.bias']
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net must be an nn.Module, not {type(net).__name__}.")
+    if isinstance(net, torch.jit.ScriptModule) or hasattr(net, "_orig_mod"):
+        raise ValueError(
+            f"net is a scripted or compiled module ({type(net).__name__}). Make the network Bayesian first, then compile."
+        )
+    prior = as_prior(prior)
+    layers = candidates(net)
+    if not layers and any(isinstance(module, BayesianNetwork) for module in net.modules()):
+        raise ValueError("net: all its weights are sites already.")
+    chosen = select(layers, include, exclude)
+    for candidate in chosen:
+        _check_layer(candidate)
+    if not inplace:
+        positions = {id(c.layer): i for i, c in enumerate(layers)}
+        wanted = [positions[id(c.layer)] for c in chosen]
+        net = copy.deepcopy(net)
+        layers = candidates(net)
+        chosen = [layers[i] for i in wanted]
+    network = net if isinstance(net, BayesianNetwork) else BayesianNetwork(net)
+    for candidate in chosen:
+        if "weight" in candidate.layer._parameters:  # else an earlier layer has taken it: shared
+            network.add_site(candidate, prior)
+    return network
+
+
+@dataclass(frozen=True)
+class WeightSite:
+    """A weight that is a sample site.
+
+    :ivar name: its path, the name of the site inside the network.
+    :ivar keys: all paths of the tensor, where draws are put.
+    :ivar noise_dim: the axis of the noise units; for convolutions ``{"out": axis, "in": axis}``.
+    :ivar scale_dim: the axis along which z of a hierarchical prior runs.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    prior: Any
+    noise_dim: Any
+    scale_dim: int
+
+
+class BayesianNetwork(PyroModule):
+    """A network whose chosen weights are drawn in each call: what :func:`bayesianize` returns.
+
+    The network is used as it is. It shares its children, parameters and buffers with this module, so that names, ``.to``,
+    ``state_dict`` and ``net.fc1`` or ``net[0]`` are those of the network itself.
+
+    :ivar sites: the random weights.
+    """
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        own = self.__dict__
+        own["network"] = network
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[name] = network.__dict__[name]
+        self.sites: list[WeightSite] = []
+        self._fixed_priors: dict[str, tuple[Tensor, Any]] = {}
+        self._pyro_set_supermodule("", self._pyro_context)
+
+    def add_site(self, candidate: "Candidate", prior: Prior) -> None:
+        """Makes the weight of a layer random, with every use of that parameter in the network."""
+        layer = candidate.layer
+        weight = layer._parameters["weight"]
+        row = layer_of(layer)
+        assert weight is not None
+        assert row is not None
+        rank = weight.dim()
+        users = [
+            (path, module, name)
+            for path, module in self.network.named_modules()
+            for name, parameter in module._parameters.items()
+            if parameter is weight
+        ]
+        init = weight.detach()
+        for _, module, name in users:
+            del module._parameters[name]
+            module.register_buffer(name, init, persistent=False)
+        self.sites.append(
+            WeightSite(
+                name=_join(candidate.paths[-1], "weight"),
+                keys=tuple(_join(path, name) for path, _, name in users),
+                prior=prior,
+                noise_dim={way: row.noise_dim(rank, way) for way in ("out", "in")}
+                if row.convolution
+                else row.noise_dim(rank),
+                scale_dim=row.noise_dim(rank, getattr(prior, "channels", "out")),
+            )
+        )
+        order = {path: i for i, (path, _) in enumerate(self.network.named_modules(remove_duplicate=False))}
+        self.sites.sort(key=lambda site: order[site.name.rpartition(".")[0]])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = self.draw_weights()
+        prefix = f"{self._pyro_name}." if self._pyro_name else ""
+        for name, parameter in self.network.named_parameters():
+            # Pyro's store would thaw what is frozen, and train a contiguous copy of what is not contiguous.
+            if not parameter.requires_grad or name.endswith("_unconstrained"):
+                continue
+            if not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
+            value = pyro.param(prefix + name, parameter)
+            if value is not parameter:
+                tensors[name] = value
+        self.network.training = self.training
+        return functional_call(self.network, tensors, args, kwargs, tie_weights=False)
+
+    def draw_weights(self) -> dict[str, Tensor]:
+        """A draw of every weight by ``pyro.sample``, by its paths in the network; one draw for all calls of the network
+        in a call of the model."""
+        tensors: dict[str, Tensor] = {}
+        context, prefix = self._pyro_context, f"{self._pyro_name}." if self._pyro_name else ""
+        for site in self.sites:
+            full = prefix + site.name
+            value = context.get(full)
+            if value is None:
+                value = self._draw(site, full)
+                context.set(full, value)
+            for key in site.keys:
+                tensors[key] = value
+        return tensors
+
+    def _draw(self, site: WeightSite, full: str) -> Tensor:
+        init = self.network.get_buffer(site.keys[0])
+        stated = {"noise_dim": site.noise_dim, "init": init}
+        fixed = self._fixed_priors.get(site.name)
+        if fixed is None or fixed[0] is not init:  # new, or moved by .to()
+            scales = site.prior.scales(init, site.scale_dim)
+            prior = site.prior.weight(init, site.scale_dim) if scales is None else None
+            fixed = self._fixed_priors[site.name] = (init, (prior, scales))
+        prior, scales = fixed[1]
+        if scales is not None:
+            stated["z"] = f"{full}_z"
+            z = pyro.sample(stated["z"], scales)
+            prior = site.prior.weight(init, site.scale_dim, z)
+        value: Tensor = pyro.sample(full, prior, infer={"vsd": stated})
+        return value
+
+    def _pyro_set_supermodule(self, name: str, context: Any) -> None:
+        """Names all Pyro modules inside by their paths, also those below plain modules."""
+        self._pyro_name, self._pyro_context = name, context
+        for path, module in self.network.named_modules():
+            if isinstance(module, BayesianNetwork):
+                module._pyro_set_supermodule(_join(name, path), context)
+            elif isinstance(module, PyroModule):
+                module._pyro_name, module._pyro_context = _join(name, path), context
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "network" not in self.__dict__:
+                raise
+            return getattr(self.network, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        network: Any = self.network
+        return network[index]
+
+    def __len__(self) -> int:
+        network: Any = self.network
+        return len(network)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_fixed_priors": {}}
+
+    def __repr__(self) -> str:
+        return f"BayesianNetwork(sites={[site.name for site in self.sites]},\n{self.network!r})"
+
+
+# ---- which layers
+
+
+class Candidate(NamedTuple):
+    """A layer that may become Bayesian, with every path that leads to it."""
+
+    layer: nn.Module
+    paths: tuple[str, ...]
+
+    @property
+    def site(self) -> str:
+        """The path of the weight, for messages."""
+        return _join(self.paths[0], "weight")
+
+
+def candidates(net: nn.Module) -> list[Candidate]:
+    """Layers of a kind that can be Bayesian and are not yet, each once, in the order of the network."""
+    network = net.network if isinstance(net, BayesianNetwork) else net
+    random = {
+        id(module.network.get_submodule(key.rpartition(".")[0]))
+        for module in net.modules()
+        if isinstance(module, BayesianNetwork)
+        for site in module.sites
+        for key in site.keys
+    }
+    found: dict[int, tuple[nn.Module, list[str]]] = {}
+    for path, module in network.named_modules(remove_duplicate=False):
+        layer = module.network if isinstance(module, BayesianNetwork) else module
+        taken = id(layer) in random or "weight" in module.__dict__.get("_pyro_samples", ())
+        if isinstance(layer, MODULES) and not taken:
+            found.setdefault(id(layer), (layer, []))[1].append(path)
+    return [Candidate(module, tuple(paths)) for module, paths in found.values()]
+
+
+def select(layers: list[Candidate], include: Selector | None, exclude: Selector | None) -> list[Candidate]:
+    """The layers that some rule of ``include`` takes (all, without one) and no rule of ``exclude`` does."""
+    chosen = layers
+    if include is not None:
+        chosen = _matches("include", layers, include)
+    if exclude is not None:
+        left_out = {id(c.layer) for c in _matches("exclude", layers, exclude)}
+        chosen = [c for c in chosen if id(c.layer) not in left_out]
+    if not chosen:
+        raise ValueError(
+            f"net: no weight is left to become Bayesian with include={include!r} and exclude={exclude!r}. "
+            f"{_choices(layers)}"
+        )
+    return chosen
+
+
+def _matches(argument: str, layers: list[Candidate], selector: Selector) -> list[Candidate]:
+    if isinstance(selector, (str, type)) or callable(selector) or not isinstance(selector, Iterable):
+        selector = [selector]
+    taken: set[int] = set()
+    for rule in selector:
+        if not (isinstance(rule, (str, type)) or callable(rule)):
+            raise TypeError(
+                f"{argument} must be a pattern, a layer type, a function (path, module) -> bool, or a list of these, not "
+                f"{rule!r}."
+            )
+        hits = {id(c.layer) for c in layers if any(_takes(rule, path, c.layer) for path in c.paths)}
+        # A function may well say no to all; a pattern or type that matches nothing is a slip.
+        if not hits and isinstance(rule, (str, type)):
+            shown = repr(rule) if isinstance(rule, str) else rule.__name__
+            raise ValueError(f"{argument}: {shown} matches no layer. {_choices(layers)}")
+        taken |= hits
+    return [c for c in layers if id(c.layer) in taken]
+
+
+def _takes(rule: Any, path: str, layer: nn.Module) -> bool:
+    if isinstance(rule, type):
+        return isinstance(layer, rule)
+    if not isinstance(rule, str):
+        return bool(rule(path, layer))
+    parts = path.split(".") if path else []
+    above = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(fnmatchcase(name, rule) for name in [*above, _join(path, "weight")])
+
+
+def _choices(layers: list[Candidate]) -> str:
+    if not layers:
+        return "The network has no Linear or convolution layer whose weight is still a parameter."
+    return "Layers: " + ", ".join(repr(path) for c in layers for path in c.paths) + "."
+
+
+def _check_layer(candidate: Candidate) -> None:
+    layer, site = candidate.layer, candidate.site
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+        raise ValueError(f"{site} belongs to a lazy module that has not seen data. Call the network on a batch first.")
+    if parametrize.is_parametrized(layer, "weight") or "weight" not in layer._parameters:
+        raise ValueError(
+            f"{site} is computed (by a parametrization such as weight_norm or spectral_norm, or by pruning), not a plain "
+            f"parameter. Remove that first, or leave the layer out: exclude={candidate.paths[0]!r}."
+        )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
