@@ -455,25 +455,25 @@ def test_linear_regression_reaches_the_best_member_of_the_family(T):
 # ---- mistakes
 
 ARGUMENTS = [
-    ({"num_particles": 0}, "num_particles: expected an integer >= 1, got 0"),
-    ({"num_particles": 1.5}, "num_particles: expected an integer >= 1, got 1.5"),
-    ({"kl_weight": -1.0}, "kl_weight: expected a number >= 0 or a function of the step, got -1.0"),
-    ({"kl_weight": math.nan}, "kl_weight: expected a number >= 0 or a function of the step, got nan"),
-    ({"kl_weight": "warmup"}, "kl_weight: expected a number >= 0 or a function of the step, got 'warmup'"),
-    ({"kl_scale": "site"}, "kl_scale: expected 'unit' or 'weight', got 'site'"),
-    ({"prior": "flat"}, "prior: expected 'empirical_bayes' or 'model', got 'flat'"),
+    ({"num_particles": 0}, "num_particles"),
+    ({"num_particles": 1.5}, "num_particles"),
+    ({"kl_weight": -1.0}, "kl_weight"),
+    ({"kl_weight": math.nan}, "kl_weight"),
+    ({"kl_weight": "warmup"}, "kl_weight"),
+    ({"kl_scale": "site"}, "kl_scale"),
+    ({"prior": "flat"}, "prior"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), ARGUMENTS, ids=[str(o) for o, _ in ARGUMENTS])
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("options", "argument"), ARGUMENTS, ids=[str(o) for o, _ in ARGUMENTS])
+def test_bad_arguments(options, argument):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         vsd.VSD_ELBO(**options)
 
 
 def test_without_targets():
     model, (x, _) = models.regressor(), models.data()
-    with pytest.raises(ValueError, match=r"got \['y'\] in the model alone. Was a target left out of the call"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), x)
 
 
@@ -481,7 +481,7 @@ def test_without_an_observed_site():
     def model(x):
         return x @ pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
 
-    with pytest.raises(ValueError, match=r"expected a model with an observed site, got none. Pass the targets"):
+    with pytest.raises(ValueError, match=r"\bobserved\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), models.data()[0])
 
 
@@ -492,34 +492,31 @@ def test_without_a_weight():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     guide = AutoNormal(model)
-    with pytest.raises(ValueError, match=r"expected a weight with structured dropout among \['mu'\], got none"):
+    with pytest.raises(ValueError, match=r"\bmu\b"):
         vsd.VSD_ELBO().loss(model, guide, torch.zeros(3))
     ours = vsd.VSDGuide(model)
-    with pytest.warns(UserWarning, match="no weight"):
+    with pytest.warns(UserWarning, match=r"\bmu\b"):
         ours.setup(torch.zeros(3))
-    with pytest.raises(ValueError, match="use pyro.infer.TraceMeanField_ELBO"):
+    with pytest.raises(ValueError, match=r"\bmu\b"):
         vsd.VSD_ELBO().loss(model, ours, torch.zeros(3))
 
 
-@pytest.mark.parametrize(("first", "second", "message"), [
-    (True, False, r"expected every site of the guide in the model, got \['b'\] in the guide alone"),
-    (False, True, r"expected the guide to know every latent site, got \['b'\] in the model alone"),
-])  # fmt: skip
-def test_a_changed_structure(first, second, message):
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_a_changed_structure(first, second):
     def model(x, y, bias):
         b = pyro.sample("b", dist.Normal(0.0, 1.0)) if bias else 0.0
         return models.one_weight(x, y - b)
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y, first)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"\bb\b"):
         vsd.VSD_ELBO().loss(model, guide, x, y, second)
 
 
 def test_a_changed_shape():
     guide = vsd.VSDGuide(models.one_weight).setup(*models.data())
     x = torch.randn(12, 4)
-    with pytest.raises(ValueError, match=r"w: expected an input with 3 features in dimension -1, got shape \(12, 4\)"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO().loss(models.one_weight, guide, x, torch.zeros(12))
 
 
@@ -540,7 +537,7 @@ def test_priors_that_cannot_be_replaced(prior):
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y)
-    with pytest.raises(ValueError, match=r"site 'w': expected a zero-mean Normal prior.*VSD_ELBO\(prior='model'\)"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO().loss(model, guide, x, y)
     before = models.snapshot(guide)
     models.train(model, guide, x, y, elbo=vsd.VSD_ELBO(prior="model"))
@@ -557,7 +554,7 @@ def test_the_mean_of_a_prior_is_looked_at_when_the_loss_is_first_computed():
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y, 0.0)
-    with pytest.raises(ValueError, match="expected a zero-mean Normal prior"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO().loss(model, guide, x, y, 2.0)
 
 
@@ -572,21 +569,21 @@ def test_discrete_sites_of_another_guide_are_refused():
         pyro.sample("k", dist.Bernoulli(0.5))
         return ours(x, y)
 
-    with pytest.raises(ValueError, match="site 'k': expected a posterior with a reparametrised draw"):
+    with pytest.raises(ValueError, match=r"\bk\b"):
         vsd.VSD_ELBO().loss(model, guide, *models.data())
 
 
 # ---- losses that are not finite
 
 BROKEN = [
-    ("theta.net.0.weight", math.nan, r"the log-likelihood of site 'y' is nan; .*'VSDGuide.theta.net.0.weight' has"),
-    ("log_alpha.net.2.weight", math.inf, r"the KL of site 'net.2.weight' is"),
-    ("log_alpha.net.0.weight", math.nan, r"the KL of site 'net.0.weight' is nan"),
+    ("theta.net.0.weight", math.nan, r"\by\b.*\btheta\.net\.0\.weight\b"),
+    ("log_alpha.net.2.weight", math.inf, r"\bnet\.2\.weight\b"),
+    ("log_alpha.net.0.weight", math.nan, r"\bnet\.0\.weight\b"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), BROKEN, ids=[n for n, _, _ in BROKEN])
-def test_a_loss_that_is_not_finite_names_its_site(name, value, message):
+@pytest.mark.parametrize(("name", "value", "named"), BROKEN, ids=[n for n, _, _ in BROKEN])
+def test_a_loss_that_is_not_finite_names_its_site(name, value, named):
     model, (x, y) = models.regressor(), models.data()
     guide = vsd.VSDGuide(model)
     with torch.no_grad():
@@ -595,14 +592,14 @@ def test_a_loss_that_is_not_finite_names_its_site(name, value, message):
         lambda: models.train(model, guide, x, y, steps=1),
         lambda: vsd.VSD_ELBO().loss(model, guide, x, y),
     ):
-        with pytest.raises(ValueError, match="expected a finite loss.*" + message):
+        with pytest.raises(ValueError, match=rf"(?s)\bloss\b.*{named}"):
             way()
 
 
 def test_nan_in_the_data_is_blamed_on_the_likelihood():
     model, (x, y) = models.regressor(), models.data()
     x[3, 1] = math.nan
-    with pytest.raises(ValueError, match="the log-likelihood of site 'y' is nan.*look at the data for NaN"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), x, y)
 
 
@@ -615,14 +612,14 @@ def test_the_module_form_checks_when_asked():
     elbo.check_finite()
     x[0] = math.inf
     loss(x, y)  # no look at the value, so no wait for a device
-    with pytest.raises(ValueError, match="expected a finite loss"):
+    with pytest.raises(ValueError, match=r"\bloss\b"):
         elbo.check_finite()
 
 
 def test_a_zero_weight_under_a_stated_prior():
     x, y = models.data()
     guide = vsd.VSDGuide(models.one_weight, init_loc_fn=lambda site: torch.zeros(3, 1)).setup(x, y)
-    with pytest.raises(ValueError, match="the KL of site 'w' is inf.*exactly zero has an infinite KL"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO(prior="model").loss(models.one_weight, guide, x, y)
     assert math.isfinite(vsd.VSD_ELBO().loss(models.one_weight, guide, x, y))
 
@@ -634,7 +631,7 @@ def test_an_error_in_the_likelihood_names_the_site():
             pyro.sample("y", dist.Poisson((x @ w).squeeze(-1).exp()), obs=y)
 
     x, y = models.data()
-    with pytest.raises(ValueError, match="while computing the log-likelihood of 'y': .*support"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), x, y)
 
 
@@ -644,7 +641,7 @@ def test_a_raised_step_leaves_parameters_alone():
     elbo = vsd.VSD_ELBO()
     models.train(model, guide, x, y, elbo=elbo, steps=1)
     before = models.snapshot(guide)
-    with pytest.raises(ValueError, match="expected a finite loss"):
+    with pytest.raises(ValueError, match=r"\bloss\b"):
         models.train(model, guide, x * math.nan, y, elbo=elbo, steps=1)
     assert not models.moved(before, guide)
     assert elbo.step == 1
