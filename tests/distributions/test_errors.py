@@ -37,8 +37,11 @@ CONSTRUCTIONS = {
         lambda: HouseholderNormal(1.0, torch.tensor(0.1)),
         "alpha",
     ),
+    "noise: alpha whole": (lambda: HouseholderNormal(1.0, torch.ones(2).long()), "alpha"),
+    "noise: alpha empty": (lambda: HouseholderNormal(1.0, ones(0)), "alpha"),
+    "columns: alpha infinite": (lambda: ColumnProduct(ones(3, 2), bad(INF, 3)), "alpha"),
     # vectors
-    "noise: vectors of another K": (
+    "noise: vectors of a wrong K": (
         lambda: HouseholderNormal(1.0, ones(3), ones(2, 4)),
         "vectors",
     ),
@@ -46,7 +49,7 @@ CONSTRUCTIONS = {
         lambda: HouseholderNormal(1.0, ones(3), ones(3)),
         "vectors",
     ),
-    "noise: vectors of another dtype": (
+    "noise: vectors of a wrong dtype": (
         lambda: HouseholderNormal(1.0, ones(3), ones(2, 3, dtype=torch.float32)),
         "vectors",
     ),
@@ -55,16 +58,18 @@ CONSTRUCTIONS = {
         lambda: HouseholderNormal(1.0, ones(2, 3), ones(4, 1, 3)),
         "alpha|vectors",
     ),
+    "noise: vectors infinite": (lambda: HouseholderNormal(1.0, ones(3), bad(INF, 2, 3)), "vectors"),
     # loc
-    "noise: loc of another K": (
+    "noise: loc of a wrong K": (
         lambda: HouseholderNormal(ones(4), ones(3)),
         "loc",
     ),
-    "noise: loc of another batch": (
+    "noise: loc of a wrong batch": (
         lambda: HouseholderNormal(ones(4, 3), ones(2, 3)),
         "loc",
     ),
     "noise: loc NaN": (lambda: HouseholderNormal(bad(NAN, 3), ones(3)), "loc"),
+    "noise: loc infinite": (lambda: HouseholderNormal(INF, ones(3)), "loc"),
     # theta
     "columns: theta of rank 1": (
         lambda: ColumnProduct(ones(3), ones(3)),
@@ -78,7 +83,7 @@ CONSTRUCTIONS = {
         lambda: StructuredDropout(ones(3, 2), ones(3), event_dim=1),
         "theta|event_dim",
     ),
-    "columns: theta of another K": (
+    "columns: theta of a wrong K": (
         lambda: ColumnProduct(ones(4, 2), ones(3)),
         "alpha|theta",
     ),
@@ -90,7 +95,7 @@ CONSTRUCTIONS = {
         lambda: StructuredDropout(bad(INF, 3, 2), ones(3)),
         "theta",
     ),
-    "columns: theta of another batch": (
+    "columns: theta of a wrong batch": (
         lambda: ColumnProduct(ones(4, 3, 2), ones(2, 3)),
         "theta|alpha",
     ),
@@ -112,7 +117,7 @@ CONSTRUCTIONS = {
         "noise_dim",
     ),
     # scale
-    "dropout: scale of another K": (
+    "dropout: scale of a wrong K": (
         lambda: StructuredDropout(ones(3, 2), ones(3), scale=ones(2)),
         "scale",
     ),
@@ -128,7 +133,7 @@ CONSTRUCTIONS = {
         lambda: StructuredDropout(ones(3, 2), ones(3), scale=bad(NAN, 3)),
         "scale",
     ),
-    "dropout: scale of another batch": (
+    "dropout: scale of a wrong batch": (
         lambda: StructuredDropout(ones(2, 3, 2), ones(2, 3), scale=ones(4, 3)),
         "scale",
     ),
@@ -153,7 +158,7 @@ CONSTRUCTIONS = {
         "input_dim",
     ),
     "prior: init": (lambda: WeightNormal(1.0, (3, 2), init=ones(2, 3)), "init"),
-    "mixture: z of another K": (
+    "mixture: z of a wrong K": (
         lambda: ScaleMixtureNormal(ones(2), -2, (3, 2)),
         "z",
     ),
@@ -216,7 +221,9 @@ CONSTRUCTIONS = {
         lambda: empirical_bayes_kl(ones(3), None, ones(3)),
         "num_columns",
     ),
-    "beta_star: theta of another K": (
+    "empirical Bayes: no number of columns": (lambda: empirical_bayes_kl(ones(3), None, None), "num_columns"),
+    "beta_star: theta NaN": (lambda: beta_star(bad(NAN, 3, 2), ones(3)), "theta"),
+    "beta_star: theta of a wrong K": (
         lambda: beta_star(ones(4, 2), ones(3)),
         "alpha|theta",
     ),
@@ -226,7 +233,7 @@ CONSTRUCTIONS = {
         lambda: beta_star(ones(3, 2), bad(-1.0, 3)),
         "alpha",
     ),
-    "hierarchical: z_loc of another K": (
+    "hierarchical: z_loc of a wrong K": (
         lambda: hierarchical_kl(ones(3), None, ones(2), ones(3), 2),
         "z_loc",
     ),
@@ -238,7 +245,7 @@ CONSTRUCTIONS = {
         lambda: hierarchical_kl(ones(3), None, ones(3), bad(0.0, 3), 2),
         "z_scale",
     ),
-    "hierarchical: z_scale of another K": (
+    "hierarchical: z_scale of a wrong K": (
         lambda: hierarchical_kl(ones(3), None, ones(3), ones(1, 4), 2),
         "z_scale",
     ),
@@ -259,7 +266,7 @@ CONSTRUCTIONS = {
         lambda: StructuredDropout(bad(0.0, 3, 2), ones(3)).entropy(),
         "theta",
     ),
-    "log_prob: value of another shape": (
+    "log_prob: value of a wrong shape": (
         lambda: ColumnProduct(ones(3, 2), ones(3)).log_prob(ones(3, 3)),
         "value",
     ),
@@ -270,6 +277,23 @@ CONSTRUCTIONS = {
 @pytest.mark.parametrize(("call", "argument"), CONSTRUCTIONS.values(), ids=CONSTRUCTIONS.keys())
 def test_bad_input(call, argument):
     with pytest.raises(ValueError, match=rf"\b({argument})\b"):
+        call()
+
+
+# A number or None where a tensor is wanted.
+NO_TENSORS = {
+    "noise: alpha": (lambda: HouseholderNormal(1.0, 0.5), "alpha"),
+    "dropout: theta": (lambda: StructuredDropout(None, ones(3)), "theta"),
+    "dropout: scale": (lambda: StructuredDropout(ones(3, 2), ones(3), scale=1.0), "scale"),
+    "mixture: z": (lambda: ScaleMixtureNormal(1.0, -1, (2, 2)), "z"),
+    "hierarchical: z_loc": (lambda: hierarchical_kl(ones(3), None, None, ones(3), 1), "z_loc"),
+    "beta_star: theta": (lambda: beta_star(1.0, ones(3)), "theta"),
+}
+
+
+@pytest.mark.parametrize(("call", "argument"), NO_TENSORS.values(), ids=NO_TENSORS.keys())
+def test_no_tensor(call, argument):
+    with pytest.raises(TypeError, match=rf"\b{argument}\b"):
         call()
 
 

@@ -746,8 +746,14 @@ def test_an_input_of_other_features():
         F.linear(torch.randn(5, 7), weight)
 
 
-def test_a_convolution_with_an_input_of_other_channels():
-    weight = make_law((3, 2, 2, 2), 1).rsample()
+def test_an_input_without_a_dimension():
+    with pytest.raises(ValueError, match=r"\bweight\b"):
+        torch.tensor(1.0) @ make_law((4, 3), 0).rsample()
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["noise on outputs", "noise on inputs"])
+def test_a_convolution_with_an_input_of_other_channels(axis):
+    weight = make_law((3, 2, 2, 2), axis).rsample()
     with pytest.raises(ValueError, match=r"\bweight\b"):
         F.conv2d(torch.randn(5, 4, 6, 6), weight)
 
