@@ -152,17 +152,20 @@ def test_mean_is_theta_times_the_mean_of_z():
 # ---- where it starts
 
 
-def test_theta_starts_at_the_networks_own_weights():
+# pyro#2047, pyro#2081, pyro#2156: there weights start at the median of a wide prior.
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_theta_starts_at_the_networks_own_weights(scale):
     net = vsd.nn.mlp([3, 5, 1])
-    guide = vsd.VSDGuide(vsd.nn.Regressor(vsd.nn.bayesianize(net), num_data=10))
+    guide = vsd.VSDGuide(vsd.nn.Regressor(vsd.nn.bayesianize(net, vsd.nn.GaussianPrior(scale)), num_data=10))
     assert_close(guide.posterior("net.0.weight").theta, net[0].weight)
     assert_close(guide.posterior("net.2.weight").theta, net[2].weight)
     assert guide.posterior("net.0.weight").theta.data_ptr() != net[0].weight.data_ptr()
 
 
-def test_theta_of_a_hand_written_model_is_a_xavier_draw():
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_theta_of_a_hand_written_model_is_a_xavier_draw(scale):
     def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 100.0).expand([200, 100]).to_event(2))
+        w = pyro.sample("w", dist.Normal(0.0, scale).expand([200, 100]).to_event(2))
         pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(2), obs=torch.zeros(2, 100))
 
     theta = vsd.VSDGuide(model).setup(torch.ones(2, 200)).posterior("w").theta.detach()
@@ -231,6 +234,13 @@ def test_noise_starts_as_told(alpha, spread, scale):
 def test_init_scale_is_the_spread_of_mean_field_sites():
     guide = vsd.VSDGuide(models.by_hand, init_scale=0.03).setup(*models.data())
     assert_close(guide.posterior("b").stddev, torch.tensor(0.03))
+
+
+# blitz#50: there the spread of a fresh posterior is a thousandth of the outputs.
+def test_predictions_have_a_spread_from_the_start():
+    model, (x, _) = models.regressor(sizes=(3, 50, 1)), models.data()
+    prediction = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=200, seed=0)
+    assert float((prediction.epistemic.sqrt() / prediction.mean.abs().clamp(min=0.1)).median()) > 0.05
 
 
 # ---- parameters
@@ -375,10 +385,12 @@ def test_a_matrix_without_to_event_is_reported():
     assert {name: site.kind for name, site in guide.sites.items()} == {"w": "mean_field", "v": "weight"}
 
 
-def test_a_matrix_of_one_column_without_to_event_is_reported():
+# pyro#2797, pyro#3183, pyro#1409: there the first network ends in errors about plates and event dimensions.
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_matrix_without_any_event_dimension_is_reported(columns):
     def model(x):
-        w = pyro.sample("w", dist.Normal(torch.zeros(3, 1), 1.0))
-        v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([1, 1]).to_event(2))
+        w = pyro.sample("w", dist.Normal(torch.zeros(3, columns), 1.0))
+        v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([columns, 1]).to_event(2))
         pyro.sample("y", dist.Normal(x @ w @ v, 1.0).to_event(2), obs=torch.zeros(len(x), 1))
 
     with pytest.warns(UserWarning, match=r"\bw\b"):
@@ -512,15 +524,18 @@ def locals_model(x, y, index=None, full=20):
     return rows
 
 
-def test_explicit_indices_of_the_model_are_kept():
+# pyro#3468: there a guide without ``create_plates`` redraws the rows of a batch.
+@pytest.mark.parametrize("rows", [[3, 1, 7], [0, 19, 4, 5], [9]])
+def test_explicit_indices_of_the_model_are_kept(rows):
+    """As the objective runs them: the guide first, then the model on its draws."""
     x, y = models.data(20)
-    guide = vsd.VSDGuide(locals_model)
-    for index in (torch.tensor([3, 1, 7]), torch.tensor([0, 19, 4, 5])):
-        trace = poutine.trace(guide).get_trace(x, y, index)
-        model_trace = poutine.trace(poutine.replay(locals_model, trace=trace)).get_trace(x, y, index)
-        assert torch.equal(model_trace.nodes["_RETURN"]["value"], index)
-        assert trace.nodes["shift"]["value"].shape == index.shape
-        assert_close(trace.nodes["shift"]["fn"].mean, guide.loc.shift[index])
+    guide, index = vsd.VSDGuide(locals_model).setup(x, y, torch.tensor([2, 3])), torch.tensor(rows)
+    trace, guide_trace = next(vsd.VSD_ELBO()._get_traces(locals_model, guide, (x, y, index), {}))
+    assert torch.equal(trace.nodes["_RETURN"]["value"], index)
+    assert torch.equal(trace.nodes["y"]["value"], y[index])
+    assert trace.nodes["y"]["scale"] == 20 / len(rows)
+    assert guide_trace.nodes["shift"]["value"].shape == index.shape
+    assert_close(guide_trace.nodes["shift"]["fn"].mean, guide.loc.shift[index])
 
 
 def test_only_the_rows_of_a_batch_are_trained():

@@ -12,18 +12,25 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyro_vsd as vsd
 from pyro_vsd.distributions import LazyWeight
-from pyro_vsd.infer.predict import _Run
 from tests.infer import models
 
 
 def by_rows(model, guide, *inputs):
-    """Whether predict repeats rows; else it makes one pass per sample."""
-    run = _Run(model, guide, inputs, len(inputs[0]), None, 0)
-    with torch.no_grad(), torch.random.fork_rng():
-        return run.plan(False)[0]
+    """Whether predict repeats rows; else it makes one pass per sample. A trial has at most twice the rows."""
+    seen = []
+
+    class Watch(poutine.messenger.Messenger):
+        def _pyro_post_sample(self, message):
+            if message["name"] == "y":
+                seen.append(message["value"].shape[0])
+
+    with Watch():
+        vsd.predict(model, guide, *inputs, num_samples=6, seed=0)
+    return max(seen) > 2 * len(inputs[0])
 
 
 def brute_force(model, guide, x, num_samples):
@@ -94,6 +101,19 @@ class OverRows(models.HandWritten):
             return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
 
 
+class Attends(nn.Module):
+    """Attention uses the dense draw of its output projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = self.embed(x).unsqueeze(1)
+        return self.head(self.attention(h, h, h)[0].squeeze(1))
+
+
 PATHS = {
     "mlp": (models.regressor, True),
     "hand_written": (models.HandWritten, True),
@@ -159,10 +179,12 @@ CASES = {
     "sampled_bias": SampledBias,
     "lstm": Lstm,
     "over_rows": OverRows,
+    "attention": lambda: vsd.nn.Regressor(vsd.nn.bayesianize(Attends()), num_data=12),
 }
 every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 
 
+# gpax#116: there predictions in batches differ from those in one piece.
 @every_case
 @pytest.mark.parametrize("batch_size", [1, 5, 7, 100, 10_000])
 @pytest.mark.parametrize("coherent", [False, True])
@@ -547,6 +569,32 @@ def test_rows_that_are_not_in_the_batch_shape():
 
 
 # ---- memory
+
+
+class Largest(TorchDispatchMode):
+    """The number of entries of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.entries = max(self.entries, result.untyped_storage().nbytes() // result.element_size())
+        return result
+
+
+# numpyro#1503: there memory grows with the number of draws.
+def test_no_tensor_grows_with_the_number_of_draws():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    largest = []
+    for num_samples in (50, 1000):
+        with Largest() as mode:
+            vsd.predict(model, guide, x, num_samples=num_samples, batch_size=100, keep_samples=False)
+        largest.append(mode.entries)
+    assert largest[0] == largest[1]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from pyro_vsd.distributions import ScaleMixtureNormal, WeightPrior
-from pyro_vsd.nn import GaussianPrior, HierarchicalPrior, bayesianize
+from pyro_vsd.nn import Classifier, GaussianPrior, HierarchicalPrior, bayesianize
 
 
 class Nested(nn.Module):
@@ -398,3 +398,10 @@ def test_own_samples_of_a_network_are_kept():
     net = PyroModule[nn.Sequential](PyroModule[nn.Linear](4, 2))
     net[0].bias = PyroSample(pyro.distributions.Normal(0.0, 1.0).expand([2]).to_event(1))
     assert sorted(sites(bayesianize(net), torch.randn(5, 4))) == ["0.bias", "0.weight"]
+
+
+def test_weights_are_declared_whole():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(-3), nn.Linear(8, 3))
+    model = Classifier(bayesianize(net), num_data=20)
+    shapes = {name: (law.batch_shape, law.event_dim) for name, law in model.latent_sites().items()}
+    assert shapes == {"net.0.weight": ((), 4), "net.2.weight": ((), 2)}
