@@ -685,7 +685,7 @@ def test_rows_do_not_depend_on_how_they_are_cut_into_batches(K, sizes, hierarchi
     z = torch.distributions.LogNormal(0 * one, one) if hierarchical else None
     x = torch.ones(12, K, dtype=dtype)
     whole = draw_in_batches(law, x, [12], 3, z)
-    # products of another batch size may round differently
+    # products of a different batch size may round differently
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
     assert_close(draw_in_batches(law, x, sizes, 3, z), whole, rtol=tolerance, atol=tolerance)
     assert (draw_in_batches(law, x, [12], 4, z) != whole).any()

@@ -113,7 +113,7 @@ def test_predict(data, kind):
 @given(st.data())
 @examples(60)
 def test_something_else(data):
-    """Models and guides that are none, guides that saw no data, guides of another model."""
+    """Models and guides that are none, guides that saw no data, guides of a different model."""
     model = MODELS["classes"]()
     other = data.draw(mostly(vsd.VSDGuide(MODELS["numbers"]()), vsd.VSDGuide(by_hand), nn.Linear(3, 3)))
     answer(lambda: vsd.predict(model, other, torch.ones(2, FEATURES), num_samples=2, progress=False))

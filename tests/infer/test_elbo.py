@@ -1,4 +1,4 @@
-"""The objective: its three ways in, its terms, its expectation, and what it refuses."""
+"""The objective: its three ways in, its terms, its expectation, and the errors it raises."""
 
 import gc
 import math
@@ -289,13 +289,14 @@ def test_the_density_of_a_replaced_prior_is_never_computed(make, law, vectorize,
 
 
 def test_dense_draws_are_not_made_in_a_step(monkeypatch):
-    from pyro_vsd.distributions.lazy_weight import Draw
-
     def fail(self):
         raise AssertionError("a dense draw")
 
-    monkeypatch.setattr(Draw, "dense", fail)
     model, (x, y) = models.regressor(prior=vsd.nn.HierarchicalPrior()), models.data()
+    weight = vsd.VSDGuide(model)(x)["net.0.weight"]
+    monkeypatch.setattr(type(weight.draw), "dense", fail)
+    with pytest.raises(AssertionError):
+        weight.dense()
     for prior in ("empirical_bayes", "model"):
         models.train(model, vsd.VSDGuide(model), x, y, elbo=vsd.VSD_ELBO(prior=prior))
 

@@ -140,7 +140,7 @@ def test_two_models_of_the_same_names(make):
 
 @every_model
 def test_gradients_stay_with_their_model(make):
-    """A step of one model is the same whether or not another one trains beside it."""
+    """A step of one model is the same whether or not a second one trains beside it."""
     x, y = models.data()
 
     def run(beside):

@@ -132,7 +132,7 @@ PATHS = {
 
 @pytest.mark.parametrize(("make", "expected"), PATHS.values(), ids=PATHS)
 def test_the_path_and_its_spread(make, expected):
-    """Copies of a row would share what is not drawn per row: the spread over samples tells."""
+    """Copies of a row would share what is not drawn per row: the spread over samples shows it."""
     model, (x, _) = make(), models.data(3)
     guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.3).setup(x, torch.zeros(3))
     assert by_rows(model, guide, x) is expected
