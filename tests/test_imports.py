@@ -1,7 +1,9 @@
 """Who may import whom: the table of rules, read from the sources with ``ast``, imports inside functions included."""
 
 import ast
+import configparser
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -214,3 +216,25 @@ def test_every_module_is_reached(path, reached):
         pytest.importorskip(needed)
     parts = path.relative_to(ROOT).with_suffix("").parts
     assert ".".join(parts[:-1] if parts[-1] == "__init__" else parts) in reached
+
+
+# ---- versions: a pin elsewhere dragged torch below 2 (lightning-uq-box#35, backpack#310), a keyword was missing in an
+# older torch (bayesian-torch#6)
+
+
+def requirements():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    text = [parser["options"]["install_requires"], parser["options"]["python_requires"]]
+    text += parser["options.extras_require"].values()
+    return [line.strip() for part in text for line in part.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("line", requirements())
+def test_dependencies_are_not_bounded_from_above(line):
+    assert not re.search(r"[<~!]|==|===", line), line
+
+
+def test_torch_pyro_and_numpy_have_a_lower_bound():
+    bounds = dict(re.match(r"([\w-]+)(?:\[.*\])?>=(.*)", line).groups() for line in requirements() if ">=" in line[1:])
+    assert {"torch", "pyro-ppl", "numpy"} <= set(bounds)

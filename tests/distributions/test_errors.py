@@ -1,4 +1,4 @@
-"""Bad input: each message says what was expected and what came."""
+"""Bad input: each message names the argument."""
 
 import pytest
 import torch
@@ -24,252 +24,276 @@ def bad(value, *shape):
     return tensor
 
 
-# What is called, and what the message says.
+# What is called, and the argument that the message names.
 CONSTRUCTIONS = {
     # alpha
-    "noise: alpha zero": (lambda: HouseholderNormal(1.0, bad(0.0, 3)), "Expected parameter alpha"),
-    "noise: alpha negative": (lambda: HouseholderNormal(1.0, bad(-1.0, 3)), "Expected parameter alpha"),
-    "noise: alpha NaN": (lambda: HouseholderNormal(1.0, bad(NAN, 3)), "Expected parameter alpha"),
-    "columns: alpha zero": (lambda: ColumnProduct(ones(3, 2), bad(0.0, 3)), "Expected parameter alpha"),
-    "columns: alpha NaN": (lambda: ColumnProduct(ones(3, 2), bad(NAN, 3)), "Expected parameter alpha"),
-    "dropout: alpha negative": (lambda: StructuredDropout(ones(3, 2), bad(-1.0, 3)), "Expected parameter alpha"),
+    "noise: alpha zero": (lambda: HouseholderNormal(1.0, bad(0.0, 3)), "alpha"),
+    "noise: alpha negative": (lambda: HouseholderNormal(1.0, bad(-1.0, 3)), "alpha"),
+    "noise: alpha NaN": (lambda: HouseholderNormal(1.0, bad(NAN, 3)), "alpha"),
+    "columns: alpha zero": (lambda: ColumnProduct(ones(3, 2), bad(0.0, 3)), "alpha"),
+    "columns: alpha NaN": (lambda: ColumnProduct(ones(3, 2), bad(NAN, 3)), "alpha"),
+    "dropout: alpha negative": (lambda: StructuredDropout(ones(3, 2), bad(-1.0, 3)), "alpha"),
     "noise: alpha is a number": (
         lambda: HouseholderNormal(1.0, torch.tensor(0.1)),
-        r"alpha: expected a shape \(\.\.\., K\), got \(\)",
+        "alpha",
     ),
+    "noise: alpha whole": (lambda: HouseholderNormal(1.0, torch.ones(2).long()), "alpha"),
+    "noise: alpha empty": (lambda: HouseholderNormal(1.0, ones(0)), "alpha"),
+    "columns: alpha infinite": (lambda: ColumnProduct(ones(3, 2), bad(INF, 3)), "alpha"),
     # vectors
-    "noise: vectors of another K": (
+    "noise: vectors of a wrong K": (
         lambda: HouseholderNormal(1.0, ones(3), ones(2, 4)),
-        r"vectors: expected a shape \(\.\.\., T, 3\) to fit alpha of shape \(3,\), got \(2, 4\)",
+        "vectors",
     ),
     "noise: vectors of rank 1": (
         lambda: HouseholderNormal(1.0, ones(3), ones(3)),
-        r"vectors: expected a shape \(\.\.\., T, 3\).*got \(3,\)",
+        "vectors",
     ),
-    "noise: vectors of another dtype": (
+    "noise: vectors of a wrong dtype": (
         lambda: HouseholderNormal(1.0, ones(3), ones(2, 3, dtype=torch.float32)),
-        r"vectors: expected the dtype of alpha, torch.float64, got torch.float32",
+        "vectors",
     ),
-    "noise: vectors NaN": (lambda: HouseholderNormal(1.0, ones(3), bad(NAN, 2, 3)), "Expected parameter vectors"),
+    "noise: vectors NaN": (lambda: HouseholderNormal(1.0, ones(3), bad(NAN, 2, 3)), "vectors"),
     "noise: batches": (
         lambda: HouseholderNormal(1.0, ones(2, 3), ones(4, 1, 3)),
-        r"expected batch shapes that broadcast, got alpha \(2, 3\) and vectors \(4, 1, 3\)",
+        "alpha|vectors",
     ),
+    "noise: vectors infinite": (lambda: HouseholderNormal(1.0, ones(3), bad(INF, 2, 3)), "vectors"),
     # loc
-    "noise: loc of another K": (
+    "noise: loc of a wrong K": (
         lambda: HouseholderNormal(ones(4), ones(3)),
-        r"loc: expected a number or a shape that broadcasts with \(3,\), got \(4,\)",
+        "loc",
     ),
-    "noise: loc of another batch": (
+    "noise: loc of a wrong batch": (
         lambda: HouseholderNormal(ones(4, 3), ones(2, 3)),
-        r"loc: expected .* \(2, 3\), got \(4, 3\)",
+        "loc",
     ),
-    "noise: loc NaN": (lambda: HouseholderNormal(bad(NAN, 3), ones(3)), "Expected parameter loc"),
+    "noise: loc NaN": (lambda: HouseholderNormal(bad(NAN, 3), ones(3)), "loc"),
+    "noise: loc infinite": (lambda: HouseholderNormal(INF, ones(3)), "loc"),
     # theta
     "columns: theta of rank 1": (
         lambda: ColumnProduct(ones(3), ones(3)),
-        r"theta: expected a weight of rank 2 or more, got shape \(3,\)",
+        "theta",
     ),
     "columns: event_dim too large": (
         lambda: ColumnProduct(ones(3, 2), ones(3), event_dim=3),
-        r"theta: expected .* got shape \(3, 2\) with event_dim 3",
+        "theta|event_dim",
     ),
     "columns: event_dim of a vector": (
         lambda: StructuredDropout(ones(3, 2), ones(3), event_dim=1),
-        r"theta: expected .* got shape \(3, 2\) with event_dim 1",
+        "theta|event_dim",
     ),
-    "columns: theta of another K": (
+    "columns: theta of a wrong K": (
         lambda: ColumnProduct(ones(4, 2), ones(3)),
-        r"alpha: expected 4 noise units, the size of theta \(4, 2\) along noise_dim -2, got shape \(3,\)",
+        "alpha|theta",
     ),
     "columns: theta NaN": (
         lambda: ColumnProduct(bad(NAN, 3, 2), ones(3)),
-        r"theta: expected finite values, got nan in a tensor of shape \(3, 2\)",
+        "theta",
     ),
     "columns: theta infinite": (
         lambda: StructuredDropout(bad(INF, 3, 2), ones(3)),
-        r"theta: expected finite values, got inf in a tensor of shape \(3, 2\)",
+        "theta",
     ),
-    "columns: theta of another batch": (
+    "columns: theta of a wrong batch": (
         lambda: ColumnProduct(ones(4, 3, 2), ones(2, 3)),
-        r"expected batch shapes that broadcast, got theta \(4, 3, 2\) with event_dim 2, alpha \(2, 3\)",
+        "theta|alpha",
     ),
     # noise_dim
     "columns: noise_dim too large": (
         lambda: ColumnProduct(ones(3, 2), ones(3), noise_dim=2),
-        r"noise_dim: expected an axis of the event \(3, 2\), from -2 to 1, got 2",
+        "noise_dim",
     ),
     "columns: noise_dim too small": (
         lambda: StructuredDropout(ones(3, 2), ones(3), noise_dim=-3),
-        r"noise_dim: expected an axis of the event \(3, 2\), from -2 to 1, got -3",
+        "noise_dim",
     ),
     "columns: noise_dim no integer": (
         lambda: StructuredDropout(ones(3, 2), ones(3), noise_dim="in"),
-        r"noise_dim: expected an axis .* got 'in'",
+        "noise_dim",
     ),
     "columns: noise_dim in a batch": (
         lambda: ColumnProduct(ones(4, 3, 2), ones(4, 3), noise_dim=-3),
-        r"noise_dim: expected an axis of the event \(3, 2\), from -2 to 1, got -3",
+        "noise_dim",
     ),
     # scale
-    "dropout: scale of another K": (
+    "dropout: scale of a wrong K": (
         lambda: StructuredDropout(ones(3, 2), ones(3), scale=ones(2)),
-        r"scale: expected a shape \(\.\.\., 3\), got \(2,\)",
+        "scale",
     ),
     "dropout: scale is a number": (
         lambda: StructuredDropout(ones(3, 2), ones(3), scale=torch.tensor(1.0)),
-        r"scale: expected a shape \(\.\.\., 3\), got \(\)",
+        "scale",
     ),
     "dropout: scale negative": (
         lambda: StructuredDropout(ones(3, 2), ones(3), scale=bad(-2.0, 3)),
-        r"scale: expected positive finite values, got -2.0 in a tensor of shape \(3,\)",
+        "scale",
     ),
     "dropout: scale NaN": (
         lambda: StructuredDropout(ones(3, 2), ones(3), scale=bad(NAN, 3)),
-        r"scale: expected positive finite values, got nan",
+        "scale",
     ),
-    "dropout: scale of another batch": (
+    "dropout: scale of a wrong batch": (
         lambda: StructuredDropout(ones(2, 3, 2), ones(2, 3), scale=ones(4, 3)),
-        r"scale: expected a batch shape that broadcasts with \(2,\), got a tensor of shape \(4, 3\)",
+        "scale",
     ),
     # priors
-    "prior: scale negative": (lambda: WeightNormal(-1.0, (3, 2)), r"scale: expected positive finite values, got -1.0"),
-    "prior: scale NaN": (lambda: WeightNormal(NAN, (3, 2)), r"scale: expected positive finite values, got nan"),
+    "prior: scale negative": (lambda: WeightNormal(-1.0, (3, 2)), "scale"),
+    "prior: scale NaN": (lambda: WeightNormal(NAN, (3, 2)), "scale"),
     "prior: scale does not broadcast": (
         lambda: WeightNormal(ones(3), (3, 2)),
-        r"scale: expected a number or a tensor that broadcasts to the weight's shape \(3, 2\), got shape \(3,\)",
+        "scale",
     ),
     "prior: scale of higher rank": (
         lambda: WeightNormal(ones(4, 3, 2), (3, 2)),
-        r"scale: expected .* got shape \(4, 3, 2\)",
+        "scale",
     ),
     "prior: shape of rank 1": (
         lambda: WeightNormal(1.0, (3,)),
-        r"shape: expected a weight of rank 2 or more, got \(3,\)",
+        "shape",
     ),
-    "prior: noise_dim": (lambda: WeightNormal(1.0, (3, 2), noise_dim=2), r"noise_dim: expected an axis .* got 2"),
+    "prior: noise_dim": (lambda: WeightNormal(1.0, (3, 2), noise_dim=2), "noise_dim"),
     "prior: input_dim": (
         lambda: WeightNormal(1.0, (3, 2), input_dim=5),
-        r"input_dim: expected an axis of the event \(3, 2\), from -2 to 1, got 5",
+        "input_dim",
     ),
-    "prior: init": (lambda: WeightNormal(1.0, (3, 2), init=ones(2, 3)), r"init: expected shape \(3, 2\), got \(2, 3\)"),
-    "mixture: z of another K": (
+    "prior: init": (lambda: WeightNormal(1.0, (3, 2), init=ones(2, 3)), "init"),
+    "mixture: z of a wrong K": (
         lambda: ScaleMixtureNormal(ones(2), -2, (3, 2)),
-        r"z: expected one entry for each of the 3 noise units, got shape \(2,\)",
+        "z",
     ),
     "mixture: z is a number": (
         lambda: ScaleMixtureNormal(torch.tensor(1.0), -2, (3, 2)),
-        r"z: expected .* got shape \(\)",
+        "z",
     ),
     "mixture: z negative": (
         lambda: ScaleMixtureNormal(bad(-1.0, 3), -2, (3, 2)),
-        r"z: expected positive finite values, got -1.0",
+        "z",
     ),
-    "mixture: z NaN": (lambda: ScaleMixtureNormal(bad(NAN, 3), -2, (3, 2)), r"z: expected positive finite .* got nan"),
+    "mixture: z NaN": (lambda: ScaleMixtureNormal(bad(NAN, 3), -2, (3, 2)), "z"),
     "mixture: beta negative": (
         lambda: ScaleMixtureNormal(ones(3), -2, (3, 2), beta=-1.0),
-        r"beta: expected positive finite values, got -1.0",
+        "beta",
     ),
     "mixture: beta does not broadcast": (
         lambda: ScaleMixtureNormal(ones(3), -2, (3, 2), beta=ones(3)),
-        r"beta: expected a number or a tensor that broadcasts to the weight's shape \(3, 2\), got shape \(3,\)",
+        "beta",
     ),
     "mixture: empirical_bayes": (
         lambda: ScaleMixtureNormal(ones(3), -2, (3, 2), empirical_bayes="best"),
-        r"empirical_bayes: expected 'paper' or 'full', got 'best'",
+        "empirical_bayes",
     ),
     "mixture: no noise_dim": (
         lambda: ScaleMixtureNormal(ones(3), None, (3, 2)),
-        r"noise_dim: expected the axis of the weight \(3, 2\) along which z runs, got None",
+        "noise_dim",
     ),
     # functions
     "empirical Bayes: alpha zero": (
         lambda: empirical_bayes_kl(bad(0.0, 3), None, 2),
-        r"alpha: expected positive finite values, got 0.0 in a tensor of shape \(3,\)",
+        "alpha",
     ),
     "empirical Bayes: alpha NaN": (
         lambda: empirical_bayes_kl(bad(NAN, 3), None, 2),
-        "alpha: expected positive .* got nan",
+        "alpha",
     ),
-    "empirical Bayes: alpha infinite": (lambda: empirical_bayes_kl(bad(INF, 3), None, 2), "alpha: expected .* got inf"),
+    "empirical Bayes: alpha infinite": (lambda: empirical_bayes_kl(bad(INF, 3), None, 2), "alpha"),
     "empirical Bayes: alpha is a number": (
         lambda: empirical_bayes_kl(torch.tensor(1.0), None, 2),
-        r"alpha: expected a shape \(\.\.\., K\), got \(\)",
+        "alpha",
     ),
     "empirical Bayes: vectors": (
         lambda: empirical_bayes_kl(ones(3), ones(2, 4), 2),
-        r"vectors: expected .* got \(2, 4\)",
+        "vectors",
     ),
     "empirical Bayes: vectors NaN": (
         lambda: empirical_bayes_kl(ones(3), bad(NAN, 2, 3), 2),
-        r"vectors: expected finite values, got nan in a tensor of shape \(2, 3\)",
+        "vectors",
     ),
     "empirical Bayes: batches": (
         lambda: empirical_bayes_kl(ones(2, 3), ones(4, 1, 3), 2),
-        "expected batch shapes that broadcast",
+        "alpha|vectors",
     ),
     "empirical Bayes: no columns": (
         lambda: empirical_bayes_kl(ones(3), None, 0),
-        "num_columns: expected a positive number, got 0",
+        "num_columns",
     ),
     "empirical Bayes: columns are a tensor": (
         lambda: empirical_bayes_kl(ones(3), None, ones(3)),
-        "num_columns: expected a positive number, got tensor",
+        "num_columns",
     ),
-    "beta_star: theta of another K": (
+    "empirical Bayes: no number of columns": (lambda: empirical_bayes_kl(ones(3), None, None), "num_columns"),
+    "beta_star: theta NaN": (lambda: beta_star(bad(NAN, 3, 2), ones(3)), "theta"),
+    "beta_star: theta of a wrong K": (
         lambda: beta_star(ones(4, 2), ones(3)),
-        r"alpha: expected 4 noise units, .* got shape \(3,\)",
+        "alpha|theta",
     ),
-    "beta_star: noise_dim": (lambda: beta_star(ones(3, 2), ones(3), noise_dim=2), "noise_dim: expected .* got 2"),
-    "beta_star: rank 1": (lambda: beta_star(ones(3), ones(3)), "theta: expected a weight of rank 2 or more, got shape"),
+    "beta_star: noise_dim": (lambda: beta_star(ones(3, 2), ones(3), noise_dim=2), "noise_dim"),
+    "beta_star: rank 1": (lambda: beta_star(ones(3), ones(3)), "theta"),
     "beta_star: alpha": (
         lambda: beta_star(ones(3, 2), bad(-1.0, 3)),
-        "alpha: expected positive finite values, got -1.0",
+        "alpha",
     ),
-    "hierarchical: z_loc of another K": (
+    "hierarchical: z_loc of a wrong K": (
         lambda: hierarchical_kl(ones(3), None, ones(2), ones(3), 2),
-        r"z_loc: expected a shape \(\.\.\., 3\), got \(2,\)",
+        "z_loc",
     ),
     "hierarchical: z_loc NaN": (
         lambda: hierarchical_kl(ones(3), None, bad(NAN, 3), ones(3), 2),
-        "z_loc: expected finite values, got nan",
+        "z_loc",
     ),
     "hierarchical: z_scale zero": (
         lambda: hierarchical_kl(ones(3), None, ones(3), bad(0.0, 3), 2),
-        "z_scale: expected positive finite values, got 0.0",
+        "z_scale",
     ),
-    "hierarchical: z_scale of another K": (
+    "hierarchical: z_scale of a wrong K": (
         lambda: hierarchical_kl(ones(3), None, ones(3), ones(1, 4), 2),
-        r"z_scale: expected a shape \(\.\.\., 3\), got \(1, 4\)",
+        "z_scale",
     ),
     "hierarchical: batches": (
         lambda: hierarchical_kl(ones(2, 3), None, ones(4, 3), ones(3), 2),
-        r"expected batch shapes that broadcast, got alpha \(2, 3\), z_loc \(4, 3\) and z_scale \(3,\)",
+        "alpha|z_loc",
     ),
     "hierarchical: beta": (
         lambda: hierarchical_kl(ones(3), None, ones(3), ones(3), 2, "best"),
-        "beta: expected 'paper' or 'full', got 'best'",
+        "beta",
     ),
     # a density where there is none
     "log_prob: zero in theta": (
         lambda: ColumnProduct(bad(0.0, 3, 2), ones(3)).log_prob(ones(3, 2)),
-        r"log_prob: expected a theta without zeros, got 1 zero\(s\) in shape \(3, 2\)",
+        "theta",
     ),
     "entropy: zero in theta": (
         lambda: StructuredDropout(bad(0.0, 3, 2), ones(3)).entropy(),
-        r"entropy: expected a theta without zeros, got 1 zero\(s\) in shape \(3, 2\)",
+        "theta",
     ),
-    "log_prob: value of another shape": (
+    "log_prob: value of a wrong shape": (
         lambda: ColumnProduct(ones(3, 2), ones(3)).log_prob(ones(3, 3)),
-        "size of value must match event_shape",
+        "value",
     ),
-    "log_prob: value NaN": (lambda: HouseholderNormal(1.0, ones(3)).log_prob(bad(NAN, 3)), "within the support"),
+    "log_prob: value NaN": (lambda: HouseholderNormal(1.0, ones(3)).log_prob(bad(NAN, 3)), "value"),
 }
 
 
-@pytest.mark.parametrize(("call", "message"), CONSTRUCTIONS.values(), ids=CONSTRUCTIONS.keys())
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("call", "argument"), CONSTRUCTIONS.values(), ids=CONSTRUCTIONS.keys())
+def test_bad_input(call, argument):
+    with pytest.raises(ValueError, match=rf"\b({argument})\b"):
+        call()
+
+
+# A number or None where a tensor is wanted.
+NO_TENSORS = {
+    "noise: alpha": (lambda: HouseholderNormal(1.0, 0.5), "alpha"),
+    "dropout: theta": (lambda: StructuredDropout(None, ones(3)), "theta"),
+    "dropout: scale": (lambda: StructuredDropout(ones(3, 2), ones(3), scale=1.0), "scale"),
+    "mixture: z": (lambda: ScaleMixtureNormal(1.0, -1, (2, 2)), "z"),
+    "hierarchical: z_loc": (lambda: hierarchical_kl(ones(3), None, None, ones(3), 1), "z_loc"),
+    "beta_star: theta": (lambda: beta_star(1.0, ones(3)), "theta"),
+}
+
+
+@pytest.mark.parametrize(("call", "argument"), NO_TENSORS.values(), ids=NO_TENSORS.keys())
+def test_no_tensor(call, argument):
+    with pytest.raises(TypeError, match=rf"\b{argument}\b"):
         call()
 
 

@@ -685,7 +685,7 @@ def test_rows_do_not_depend_on_how_they_are_cut_into_batches(K, sizes, hierarchi
     z = torch.distributions.LogNormal(0 * one, one) if hierarchical else None
     x = torch.ones(12, K, dtype=dtype)
     whole = draw_in_batches(law, x, [12], 3, z)
-    # products of another batch size may round differently
+    # products of a different batch size may round differently
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
     assert_close(draw_in_batches(law, x, sizes, 3, z), whole, rtol=tolerance, atol=tolerance)
     assert (draw_in_batches(law, x, [12], 4, z) != whole).any()
@@ -742,35 +742,37 @@ def test_coherent_ends_after_an_error():
 def test_an_input_of_other_features():
     weight = make_law((3, 4), -1).rsample()
     weight.draw.name = "net.0.weight"
-    with pytest.raises(
-        ValueError, match=r"net.0.weight: expected an input with 4 features in dimension -1, got shape \(5, 7\)"
-    ):
+    with pytest.raises(ValueError, match=r"\bnet\.0\.weight\b"):
         F.linear(torch.randn(5, 7), weight)
 
 
-def test_a_convolution_with_an_input_of_other_channels():
-    weight = make_law((3, 2, 2, 2), 1).rsample()
-    with pytest.raises(
-        ValueError, match=r"weight: expected an input with 2 features in dimension -3, got shape \(5, 4, 6, 6\)"
-    ):
+def test_an_input_without_a_dimension():
+    with pytest.raises(ValueError, match=r"\bweight\b"):
+        torch.tensor(1.0) @ make_law((4, 3), 0).rsample()
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["noise on outputs", "noise on inputs"])
+def test_a_convolution_with_an_input_of_other_channels(axis):
+    weight = make_law((3, 2, 2, 2), axis).rsample()
+    with pytest.raises(ValueError, match=r"\bweight\b"):
         F.conv2d(torch.randn(5, 4, 6, 6), weight)
 
 
 def test_a_convolution_with_an_input_of_another_rank():
     weight = make_law((3, 2, 2, 2), 0).rsample()
-    with pytest.raises(ValueError, match=r"expected an input of rank 4 \(or 3 unbatched\).*got shape \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"\bweight\b"):
         F.conv2d(torch.randn(2, 6), weight)
 
 
 def test_a_convolution_with_a_batch_of_weights():
     weight = make_law((3, 2, 2, 2), 0, (5,)).rsample()
-    with pytest.raises(ValueError, match=r"expected one weight of shape \(3, 2, 2, 2\).*got a batch \(5,\)"):
+    with pytest.raises(ValueError, match=r"\bweight\b"):
         F.conv2d(torch.randn(4, 2, 6, 6), weight)
 
 
 def test_particles_with_noise_on_the_positions_of_a_kernel():
     weight = make_law((3, 2, 2, 2), -1).expand((5,)).rsample()
-    with pytest.raises(ValueError, match=r"expected one weight .* with its noise on channels .* noise_dim -1"):
+    with pytest.raises(ValueError, match=r"\bnoise_dim\b"):
         F.conv2d(torch.randn(4, 2, 6, 6), weight)
 
 
@@ -781,5 +783,5 @@ def test_noise_on_the_positions_of_a_kernel_takes_the_dense_draw():
 
 def test_a_weight_below_torchs_function_protocol():
     weight = make_law((3, 4), -1).rsample()
-    with pytest.raises(RuntimeError, match=r"Pass weight.dense\(\) there"), torch._C.DisableTorchFunctionSubclass():
+    with pytest.raises(RuntimeError, match=r"\bdense\b"), torch._C.DisableTorchFunctionSubclass():
         weight * 2

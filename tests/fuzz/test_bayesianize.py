@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import pyro_vsd as vsd
-from tests.fuzz.outcomes import REFUSED, answer, examples, finite, mostly
+from tests.fuzz.outcomes import RAISED, answer, examples, finite, mostly
 
 WIDTH = 4
 ROWS = 3
@@ -158,11 +158,9 @@ def test_bayesianize(data, net, prior, conv_noise, inplace):
     net.eval()
     before = net(x).detach() if callable_net and not was_bayesian else None
     made = answer(
-        lambda: vsd.nn.bayesianize(
-            net, prior, include=include, exclude=exclude, conv_noise=conv_noise, inplace=inplace
-        )
+        lambda: vsd.nn.bayesianize(net, prior, include=include, exclude=exclude, conv_noise=conv_noise, inplace=inplace)
     )
-    if made is REFUSED or not callable_net:
+    if made is RAISED or not callable_net:
         return
     trace = poutine.trace(made).get_trace(x)
     assert finite(trace.nodes["_RETURN"]["value"])
@@ -181,18 +179,18 @@ def test_training(net, vectors, particles):
     if any(isinstance(m, NOT_CALLED) for m in net.modules()):
         return
     made = answer(lambda: vsd.nn.bayesianize(net))
-    if made is REFUSED:
+    if made is RAISED:
         return
     model = vsd.nn.Classifier(made, num_data=ROWS)
     guide = answer(lambda: vsd.VSDGuide(model, vectors=vectors))
-    if guide is REFUSED:
+    if guide is RAISED:
         return
     x, y = torch.randn(ROWS, WIDTH), torch.arange(ROWS)
     elbo = vsd.VSD_ELBO(num_particles=2 if particles else 1, vectorize_particles=bool(particles))
     loss = answer(lambda: elbo.loss_and_grads(model, guide, x, y))
     if not particles:
-        assert loss is not REFUSED
-    if loss is not REFUSED:
+        assert loss is not RAISED
+    if loss is not RAISED:
         assert finite(loss)
         assert all(finite(p.grad) for p in guide.parameters() if p.grad is not None)
     assert finite(vsd.predict(model, guide, x, num_samples=2).probs)

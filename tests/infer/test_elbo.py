@@ -1,6 +1,8 @@
-"""The objective: its three ways in, its terms, its expectation, and what it refuses."""
+"""The objective: its three ways in, its terms, its expectation, and the errors it raises."""
 
+import gc
 import math
+import weakref
 
 import pyro
 import pyro.distributions as dist
@@ -287,13 +289,14 @@ def test_the_density_of_a_replaced_prior_is_never_computed(make, law, vectorize,
 
 
 def test_dense_draws_are_not_made_in_a_step(monkeypatch):
-    from pyro_vsd.distributions.lazy_weight import Draw
-
     def fail(self):
         raise AssertionError("a dense draw")
 
-    monkeypatch.setattr(Draw, "dense", fail)
     model, (x, y) = models.regressor(prior=vsd.nn.HierarchicalPrior()), models.data()
+    weight = vsd.VSDGuide(model)(x)["net.0.weight"]
+    monkeypatch.setattr(type(weight.draw), "dense", fail)
+    with pytest.raises(AssertionError):
+        weight.dense()
     for prior in ("empirical_bayes", "model"):
         models.train(model, vsd.VSDGuide(model), x, y, elbo=vsd.VSD_ELBO(prior=prior))
 
@@ -334,12 +337,35 @@ def test_batches_of_an_epoch_average_to_the_full_batch(prior):
     assert_agree(mean_and_error(full), mean_and_error(epochs))
 
 
+# pyro#1437: there batches without a scale give wrong objectives. tensorflow/probability#651: by what to divide the KL?
 def test_the_batches_of_an_epoch_average_exactly_without_noise():
     model, (x, y) = models.regressor(num_data=12), models.data(12)
     guide, elbo = vsd.VSDGuide(model, init_alpha=1e-24), vsd.VSD_ELBO()
-    full = elbo.loss(model, guide, x, y)
-    epoch = sum(len(a) / 12 * elbo.loss(model, guide, a, b) for a, b in zip(x.split(5), y.split(5), strict=True))
+    full, epoch = elbo.loss(model, guide, x, y), 0.0
+    kl = elbo.terms["kl"]
+    for a, b in zip(x.split(5), y.split(5), strict=True):
+        epoch += len(a) / 12 * elbo.loss(model, guide, a, b)
+        assert elbo.terms["kl"] == kl
     assert epoch == pytest.approx(full, rel=1e-8)
+
+
+def test_gradients_of_micro_batches_add_up_to_those_of_one_batch_and_the_kl_is_counted_once():
+    """k losses, each divided by k. In ``coherent`` one noise vector serves all, so that nothing is left to chance."""
+    model, (x, y) = models.regressor(num_data=60, noise="learned"), models.data(12)
+    loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model, init_alpha=0.5))
+    k = 4
+    with vsd.coherent():
+        torch.manual_seed(0)
+        loss(x, y).backward()
+        expected = {name: p.grad.clone() for name, p in loss.named_parameters()}
+        loss.zero_grad()
+        for rows in torch.arange(12).split(12 // k):
+            torch.manual_seed(0)
+            (loss(x[rows], y[rows]) / k).backward()
+    found = {name: p.grad for name, p in loss.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(found[name], value, msg=name)
 
 
 @pytest.mark.parametrize("shape", [(), (12,)], ids=["all", "some"])
@@ -455,25 +481,25 @@ def test_linear_regression_reaches_the_best_member_of_the_family(T):
 # ---- mistakes
 
 ARGUMENTS = [
-    ({"num_particles": 0}, "num_particles: expected an integer >= 1, got 0"),
-    ({"num_particles": 1.5}, "num_particles: expected an integer >= 1, got 1.5"),
-    ({"kl_weight": -1.0}, "kl_weight: expected a number >= 0 or a function of the step, got -1.0"),
-    ({"kl_weight": math.nan}, "kl_weight: expected a number >= 0 or a function of the step, got nan"),
-    ({"kl_weight": "warmup"}, "kl_weight: expected a number >= 0 or a function of the step, got 'warmup'"),
-    ({"kl_scale": "site"}, "kl_scale: expected 'unit' or 'weight', got 'site'"),
-    ({"prior": "flat"}, "prior: expected 'empirical_bayes' or 'model', got 'flat'"),
+    ({"num_particles": 0}, "num_particles"),
+    ({"num_particles": 1.5}, "num_particles"),
+    ({"kl_weight": -1.0}, "kl_weight"),
+    ({"kl_weight": math.nan}, "kl_weight"),
+    ({"kl_weight": "warmup"}, "kl_weight"),
+    ({"kl_scale": "site"}, "kl_scale"),
+    ({"prior": "flat"}, "prior"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), ARGUMENTS, ids=[str(o) for o, _ in ARGUMENTS])
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("options", "argument"), ARGUMENTS, ids=[str(o) for o, _ in ARGUMENTS])
+def test_bad_arguments(options, argument):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         vsd.VSD_ELBO(**options)
 
 
 def test_without_targets():
     model, (x, _) = models.regressor(), models.data()
-    with pytest.raises(ValueError, match=r"got \['y'\] in the model alone. Was a target left out of the call"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), x)
 
 
@@ -481,7 +507,7 @@ def test_without_an_observed_site():
     def model(x):
         return x @ pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
 
-    with pytest.raises(ValueError, match=r"expected a model with an observed site, got none. Pass the targets"):
+    with pytest.raises(ValueError, match=r"\bobserved\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), models.data()[0])
 
 
@@ -492,34 +518,31 @@ def test_without_a_weight():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     guide = AutoNormal(model)
-    with pytest.raises(ValueError, match=r"expected a weight with structured dropout among \['mu'\], got none"):
+    with pytest.raises(ValueError, match=r"\bmu\b"):
         vsd.VSD_ELBO().loss(model, guide, torch.zeros(3))
     ours = vsd.VSDGuide(model)
-    with pytest.warns(UserWarning, match="no weight"):
+    with pytest.warns(UserWarning, match=r"\bmu\b"):
         ours.setup(torch.zeros(3))
-    with pytest.raises(ValueError, match="use pyro.infer.TraceMeanField_ELBO"):
+    with pytest.raises(ValueError, match=r"\bmu\b"):
         vsd.VSD_ELBO().loss(model, ours, torch.zeros(3))
 
 
-@pytest.mark.parametrize(("first", "second", "message"), [
-    (True, False, r"expected every site of the guide in the model, got \['b'\] in the guide alone"),
-    (False, True, r"expected the guide to know every latent site, got \['b'\] in the model alone"),
-])  # fmt: skip
-def test_a_changed_structure(first, second, message):
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_a_changed_structure(first, second):
     def model(x, y, bias):
         b = pyro.sample("b", dist.Normal(0.0, 1.0)) if bias else 0.0
         return models.one_weight(x, y - b)
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y, first)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"\bb\b"):
         vsd.VSD_ELBO().loss(model, guide, x, y, second)
 
 
 def test_a_changed_shape():
     guide = vsd.VSDGuide(models.one_weight).setup(*models.data())
     x = torch.randn(12, 4)
-    with pytest.raises(ValueError, match=r"w: expected an input with 3 features in dimension -1, got shape \(12, 4\)"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO().loss(models.one_weight, guide, x, torch.zeros(12))
 
 
@@ -540,7 +563,7 @@ def test_priors_that_cannot_be_replaced(prior):
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y)
-    with pytest.raises(ValueError, match=r"site 'w': expected a zero-mean Normal prior.*VSD_ELBO\(prior='model'\)"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO().loss(model, guide, x, y)
     before = models.snapshot(guide)
     models.train(model, guide, x, y, elbo=vsd.VSD_ELBO(prior="model"))
@@ -557,7 +580,7 @@ def test_the_mean_of_a_prior_is_looked_at_when_the_loss_is_first_computed():
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y, 0.0)
-    with pytest.raises(ValueError, match="expected a zero-mean Normal prior"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO().loss(model, guide, x, y, 2.0)
 
 
@@ -572,21 +595,21 @@ def test_discrete_sites_of_another_guide_are_refused():
         pyro.sample("k", dist.Bernoulli(0.5))
         return ours(x, y)
 
-    with pytest.raises(ValueError, match="site 'k': expected a posterior with a reparametrised draw"):
+    with pytest.raises(ValueError, match=r"\bk\b"):
         vsd.VSD_ELBO().loss(model, guide, *models.data())
 
 
 # ---- losses that are not finite
 
 BROKEN = [
-    ("theta.net.0.weight", math.nan, r"the log-likelihood of site 'y' is nan; .*'VSDGuide.theta.net.0.weight' has"),
-    ("log_alpha.net.2.weight", math.inf, r"the KL of site 'net.2.weight' is"),
-    ("log_alpha.net.0.weight", math.nan, r"the KL of site 'net.0.weight' is nan"),
+    ("theta.net.0.weight", math.nan, r"\by\b.*\btheta\.net\.0\.weight\b"),
+    ("log_alpha.net.2.weight", math.inf, r"\bnet\.2\.weight\b"),
+    ("log_alpha.net.0.weight", math.nan, r"\bnet\.0\.weight\b"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), BROKEN, ids=[n for n, _, _ in BROKEN])
-def test_a_loss_that_is_not_finite_names_its_site(name, value, message):
+@pytest.mark.parametrize(("name", "value", "named"), BROKEN, ids=[n for n, _, _ in BROKEN])
+def test_a_loss_that_is_not_finite_names_its_site(name, value, named):
     model, (x, y) = models.regressor(), models.data()
     guide = vsd.VSDGuide(model)
     with torch.no_grad():
@@ -595,14 +618,14 @@ def test_a_loss_that_is_not_finite_names_its_site(name, value, message):
         lambda: models.train(model, guide, x, y, steps=1),
         lambda: vsd.VSD_ELBO().loss(model, guide, x, y),
     ):
-        with pytest.raises(ValueError, match="expected a finite loss.*" + message):
+        with pytest.raises(ValueError, match=rf"(?s)\bloss\b.*{named}"):
             way()
 
 
 def test_nan_in_the_data_is_blamed_on_the_likelihood():
     model, (x, y) = models.regressor(), models.data()
     x[3, 1] = math.nan
-    with pytest.raises(ValueError, match="the log-likelihood of site 'y' is nan.*look at the data for NaN"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), x, y)
 
 
@@ -615,14 +638,14 @@ def test_the_module_form_checks_when_asked():
     elbo.check_finite()
     x[0] = math.inf
     loss(x, y)  # no look at the value, so no wait for a device
-    with pytest.raises(ValueError, match="expected a finite loss"):
+    with pytest.raises(ValueError, match=r"\bloss\b"):
         elbo.check_finite()
 
 
 def test_a_zero_weight_under_a_stated_prior():
     x, y = models.data()
     guide = vsd.VSDGuide(models.one_weight, init_loc_fn=lambda site: torch.zeros(3, 1)).setup(x, y)
-    with pytest.raises(ValueError, match="the KL of site 'w' is inf.*exactly zero has an infinite KL"):
+    with pytest.raises(ValueError, match=r"\bw\b"):
         vsd.VSD_ELBO(prior="model").loss(models.one_weight, guide, x, y)
     assert math.isfinite(vsd.VSD_ELBO().loss(models.one_weight, guide, x, y))
 
@@ -634,7 +657,7 @@ def test_an_error_in_the_likelihood_names_the_site():
             pyro.sample("y", dist.Poisson((x @ w).squeeze(-1).exp()), obs=y)
 
     x, y = models.data()
-    with pytest.raises(ValueError, match="while computing the log-likelihood of 'y': .*support"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.VSD_ELBO().loss(model, vsd.VSDGuide(model), x, y)
 
 
@@ -644,27 +667,82 @@ def test_a_raised_step_leaves_parameters_alone():
     elbo = vsd.VSD_ELBO()
     models.train(model, guide, x, y, elbo=elbo, steps=1)
     before = models.snapshot(guide)
-    with pytest.raises(ValueError, match="expected a finite loss"):
+    with pytest.raises(ValueError, match=r"\bloss\b"):
         models.train(model, guide, x * math.nan, y, elbo=elbo, steps=1)
     assert not models.moved(before, guide)
     assert elbo.step == 1
 
 
-def test_memory_of_many_steps():
+# pyro#798, pyro#3068: there memory grows with the number of steps.
+@pytest.mark.parametrize("way", ["svi", "module"])
+def test_memory_of_many_steps(way):
     """Nothing of a step outlives it."""
-    import gc
-
-    model, (x, y) = models.regressor(), models.data()
+    model, (x, y) = models.regressor(num_data=100), models.data()
     guide, elbo = vsd.VSDGuide(model), vsd.VSD_ELBO()
+    svi, loss = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), elbo), elbo(model, guide)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+
+    def step():
+        if way == "svi":
+            svi.step(x, y)
+        else:
+            optimizer.zero_grad()
+            loss(x, y).backward()
+            optimizer.step()
 
     def count():
         gc.collect()
         return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
 
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), elbo)
     for _ in range(3):
-        svi.step(x, y)
+        step()
     before = count()
     for _ in range(20):
-        svi.step(x, y)
+        step()
     assert count() <= before + 2
+
+
+# pyro#798: there traces in cycles wait for the collector, and memory grows meanwhile.
+def test_a_draw_is_gone_without_the_collector():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    gc.collect()
+    gc.disable()
+    try:
+        weight = weakref.ref(guide(x)["net.0.weight"])
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+# ---- numbers in float32: pyro#1755, where a positive parameter becomes NaN; blitz#43, a prior's density minus infinity
+
+
+def single():
+    x, y = (v.float() for v in models.data())
+    model = models.regressor(noise="learned").float()
+    return model, vsd.VSDGuide(model), x, y
+
+
+@pytest.mark.parametrize("role", ["log_alpha", "vectors", "theta"])
+@pytest.mark.parametrize("value", [0.0, 25.0, -25.0])
+def test_a_step_from_any_finite_parameter_is_finite(role, value):
+    """In float32: noise variances of e^±25, Householder vectors of length zero, weights that are all zero."""
+    model, guide, x, y = single()
+    for name, parameter in guide.named_parameters():
+        if name.startswith(role):
+            parameter.data.fill_(value)
+    loss = vsd.VSD_ELBO()(model, guide)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(x, y).backward()
+        optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in loss.parameters())
+
+
+def test_a_large_step_size_is_survived_in_float32():
+    model, guide, x, y = single()
+    losses = models.train(model, guide, x, y, steps=100, lr=0.3)
+    assert all(map(math.isfinite, losses))
+    assert bool((guide.alpha("net.0.weight") > 0).all())

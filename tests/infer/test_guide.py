@@ -152,17 +152,20 @@ def test_mean_is_theta_times_the_mean_of_z():
 # ---- where it starts
 
 
-def test_theta_starts_at_the_networks_own_weights():
+# pyro#2047, pyro#2081, pyro#2156: there weights start at the median of a wide prior.
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_theta_starts_at_the_networks_own_weights(scale):
     net = vsd.nn.mlp([3, 5, 1])
-    guide = vsd.VSDGuide(vsd.nn.Regressor(vsd.nn.bayesianize(net), num_data=10))
+    guide = vsd.VSDGuide(vsd.nn.Regressor(vsd.nn.bayesianize(net, vsd.nn.GaussianPrior(scale)), num_data=10))
     assert_close(guide.posterior("net.0.weight").theta, net[0].weight)
     assert_close(guide.posterior("net.2.weight").theta, net[2].weight)
     assert guide.posterior("net.0.weight").theta.data_ptr() != net[0].weight.data_ptr()
 
 
-def test_theta_of_a_hand_written_model_is_a_xavier_draw():
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_theta_of_a_hand_written_model_is_a_xavier_draw(scale):
     def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 100.0).expand([200, 100]).to_event(2))
+        w = pyro.sample("w", dist.Normal(0.0, scale).expand([200, 100]).to_event(2))
         pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(2), obs=torch.zeros(2, 100))
 
     theta = vsd.VSDGuide(model).setup(torch.ones(2, 200)).posterior("w").theta.detach()
@@ -231,6 +234,13 @@ def test_noise_starts_as_told(alpha, spread, scale):
 def test_init_scale_is_the_spread_of_mean_field_sites():
     guide = vsd.VSDGuide(models.by_hand, init_scale=0.03).setup(*models.data())
     assert_close(guide.posterior("b").stddev, torch.tensor(0.03))
+
+
+# blitz#50: there the spread of a fresh posterior is a thousandth of the outputs.
+def test_predictions_have_a_spread_from_the_start():
+    model, (x, _) = models.regressor(sizes=(3, 50, 1)), models.data()
+    prediction = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=200, seed=0)
+    assert float((prediction.epistemic.sqrt() / prediction.mean.abs().clamp(min=0.1)).median()) > 0.05
 
 
 # ---- parameters
@@ -313,50 +323,50 @@ def test_all_parameters_of_vector_networks_are_trained(kind, rank):
 # ---- mistakes
 
 OPTIONS = [
-    ({"num_reflections": -1}, "num_reflections: expected an integer >= 0, got -1"),
-    ({"num_reflections": 1.5}, "num_reflections: expected an integer >= 0, got 1.5"),
-    ({"vectors": "full"}, r"vectors: expected one of \('free', 'fc', 'low_rank'\), got 'full'"),
-    ({"vectors": "low_rank"}, "rank: expected a positive integer with vectors='low_rank', got None"),
-    ({"vectors": "fc", "rank": 2}, "rank: expected None unless vectors='low_rank', got 2 with vectors='fc'"),
-    ({"conv_noise": "both"}, "conv_noise: expected 'out' or 'in', got 'both'"),
-    ({"example_dim": 2}, "example_dim: expected 0 or 1, got 2"),
-    ({"noise_dim": -1}, r"noise_dim: expected a dict \{site: axis\}, got -1"),
-    ({"noise_dim": {"nothing": -1}}, r"noise_dim: expected weights among \['net.0.weight', .*\], got \['nothing'\]"),
-    ({"noise_dim": {"net.0.weight": 2}}, r"expected an axis of 'net.0.weight', whose shape is \(5, 3\), got 2"),
-    ({"init_alpha": 0.0}, "init_alpha: expected a positive number, got 0.0"),
-    ({"init_alpha": math.inf}, "init_alpha: expected a positive number, got inf"),
-    ({"init_vector_scale": -1.0}, "init_vector_scale: expected a positive number, got -1.0"),
-    ({"init_scale": 0.0}, "init_scale: expected a positive number, got 0.0"),
-    ({"init_alpha_spread": -0.1}, "init_alpha_spread: expected a number >= 0, got -0.1"),
+    ({"num_reflections": -1}, "num_reflections"),
+    ({"num_reflections": 1.5}, "num_reflections"),
+    ({"vectors": "full"}, "vectors"),
+    ({"vectors": "low_rank"}, "rank"),
+    ({"vectors": "fc", "rank": 2}, "rank"),
+    ({"conv_noise": "both"}, "conv_noise"),
+    ({"example_dim": 2}, "example_dim"),
+    ({"noise_dim": -1}, "noise_dim"),
+    ({"noise_dim": {"nothing": -1}}, "noise_dim"),
+    ({"noise_dim": {"net.0.weight": 2}}, "noise_dim"),
+    ({"init_alpha": 0.0}, "init_alpha"),
+    ({"init_alpha": math.inf}, "init_alpha"),
+    ({"init_vector_scale": -1.0}, "init_vector_scale"),
+    ({"init_scale": 0.0}, "init_scale"),
+    ({"init_alpha_spread": -0.1}, "init_alpha_spread"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[str(o) for o, _ in OPTIONS])
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("options", "argument"), OPTIONS, ids=[str(o) for o, _ in OPTIONS])
+def test_bad_options(options, argument):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         vsd.VSDGuide(models.regressor(), **options)
 
 
 CALLS = [
-    (lambda g: g.noise("sigma"), r"expected a weight, one of \['net.0.weight', 'net.2.weight'\], got 'sigma'"),
-    (lambda g: g.alpha("nothing"), r"expected one of the sites \['net.0.weight', .*\], got 'nothing'"),
-    (lambda g: g.posterior("nothing"), "expected one of the sites .* got 'nothing'"),
-    (lambda g: g.quantiles([0.5, 1.0]), r"quantiles: expected numbers between 0 and 1, got \[0.5, 1.0\]"),
-    (lambda g: g.parameter_groups(alpha=0.1), r"expected roles among .* got \['alpha'\]"),
+    (lambda g: g.noise("sigma"), "sigma"),
+    (lambda g: g.alpha("nothing"), "nothing"),
+    (lambda g: g.posterior("nothing"), "nothing"),
+    (lambda g: g.quantiles([0.5, 1.0]), "quantiles"),
+    (lambda g: g.parameter_groups(alpha=0.1), "alpha"),
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), CALLS)
-def test_bad_calls(call, message):
+@pytest.mark.parametrize(("call", "named"), CALLS)
+def test_bad_calls(call, named):
     guide = vsd.VSDGuide(models.regressor(noise="latent"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"\b{named}\b"):
         call(guide)
 
 
 @pytest.mark.parametrize("method", ["median", "mean", "fold", "parameter_groups"])
 def test_a_guide_without_parameters_says_what_to_do(method):
     guide = vsd.VSDGuide(models.HandWritten())
-    with pytest.raises(ValueError, match=r"has not seen its model's sites. Call guide.setup\(\*args\)"):
+    with pytest.raises(ValueError, match=r"\bsetup\b"):
         getattr(guide, method)()
 
 
@@ -370,23 +380,25 @@ def test_a_matrix_without_to_event_is_reported():
         v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
         pyro.sample("y", dist.Normal(x @ w @ v, 1.0).to_event(2), obs=torch.zeros(len(x), 1))
 
-    with pytest.warns(UserWarning, match=r"site 'w' has shape \(3, 2\) but only 1 event .* with .to_event\(2\)"):
+    with pytest.warns(UserWarning, match=r"\bw\b"):
         guide = vsd.VSDGuide(model).setup(torch.ones(4, 3))
     assert {name: site.kind for name, site in guide.sites.items()} == {"w": "mean_field", "v": "weight"}
 
 
-def test_a_matrix_of_one_column_without_to_event_is_reported():
+# pyro#2797, pyro#3183, pyro#1409: there the first network ends in errors about plates and event dimensions.
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_matrix_without_any_event_dimension_is_reported(columns):
     def model(x):
-        w = pyro.sample("w", dist.Normal(torch.zeros(3, 1), 1.0))
-        v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([1, 1]).to_event(2))
+        w = pyro.sample("w", dist.Normal(torch.zeros(3, columns), 1.0))
+        v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([columns, 1]).to_event(2))
         pyro.sample("y", dist.Normal(x @ w @ v, 1.0).to_event(2), obs=torch.zeros(len(x), 1))
 
-    with pytest.warns(UserWarning, match=r"site 'w' has shape \(3, 1\) but only 0 event .* with .to_event\(2\)"):
+    with pytest.warns(UserWarning, match=r"\bw\b"):
         vsd.VSDGuide(model).setup(torch.ones(4, 3))
 
 
 def test_a_model_that_cannot_be_called_is_refused():
-    with pytest.raises(TypeError, match="model: expected a Pyro model, a function or a module, got int"):
+    with pytest.raises(TypeError, match=r"\bmodel\b"):
         vsd.VSDGuide(3)
 
 
@@ -408,7 +420,7 @@ def test_a_model_without_weights_is_served_as_mean_field_with_one_warning():
 
     y = 3 + 0.5 * torch.randn(100)
     guide = vsd.VSDGuide(model)
-    with pytest.warns(UserWarning, match=r"no weight \(no real site of event dim.*\) among \['mu', 'sigma'\]"):
+    with pytest.warns(UserWarning, match=r"\bmu\b"):
         guide.setup(y)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
     for _ in range(200):  # warnings are errors here: none comes again
@@ -423,7 +435,7 @@ def test_vector_networks_refuse_weights_in_plates():
         with pyro.plate("copies", 3):
             pyro.sample("w", dist.Normal(0.0, 1.0).expand([4, 2]).to_event(2))
 
-    with pytest.raises(ValueError, match=r"vectors='fc': expected a weight outside of plates, got .* \(3,\)"):
+    with pytest.raises(ValueError, match=r"\bvectors\b"):
         vsd.VSDGuide(model, vectors="fc").setup()
 
 
@@ -512,15 +524,18 @@ def locals_model(x, y, index=None, full=20):
     return rows
 
 
-def test_explicit_indices_of_the_model_are_kept():
+# pyro#3468: there a guide without ``create_plates`` redraws the rows of a batch.
+@pytest.mark.parametrize("rows", [[3, 1, 7], [0, 19, 4, 5], [9]])
+def test_explicit_indices_of_the_model_are_kept(rows):
+    """As the objective runs them: the guide first, then the model on its draws."""
     x, y = models.data(20)
-    guide = vsd.VSDGuide(locals_model)
-    for index in (torch.tensor([3, 1, 7]), torch.tensor([0, 19, 4, 5])):
-        trace = poutine.trace(guide).get_trace(x, y, index)
-        model_trace = poutine.trace(poutine.replay(locals_model, trace=trace)).get_trace(x, y, index)
-        assert torch.equal(model_trace.nodes["_RETURN"]["value"], index)
-        assert trace.nodes["shift"]["value"].shape == index.shape
-        assert_close(trace.nodes["shift"]["fn"].mean, guide.loc.shift[index])
+    guide, index = vsd.VSDGuide(locals_model).setup(x, y, torch.tensor([2, 3])), torch.tensor(rows)
+    trace, guide_trace = next(vsd.VSD_ELBO()._get_traces(locals_model, guide, (x, y, index), {}))
+    assert torch.equal(trace.nodes["_RETURN"]["value"], index)
+    assert torch.equal(trace.nodes["y"]["value"], y[index])
+    assert trace.nodes["y"]["scale"] == 20 / len(rows)
+    assert guide_trace.nodes["shift"]["value"].shape == index.shape
+    assert_close(guide_trace.nodes["shift"]["fn"].mean, guide.loc.shift[index])
 
 
 def test_only_the_rows_of_a_batch_are_trained():

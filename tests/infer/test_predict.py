@@ -12,18 +12,25 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyro_vsd as vsd
 from pyro_vsd.distributions import LazyWeight
-from pyro_vsd.infer.predict import _Run
 from tests.infer import models
 
 
 def by_rows(model, guide, *inputs):
-    """Whether predict repeats rows; else it makes one pass per sample."""
-    run = _Run(model, guide, inputs, len(inputs[0]), None, 0)
-    with torch.no_grad(), torch.random.fork_rng():
-        return run.plan(False)[0]
+    """Whether predict repeats rows; else it makes one pass per sample. A trial has at most twice the rows."""
+    seen = []
+
+    class Watch(poutine.messenger.Messenger):
+        def _pyro_post_sample(self, message):
+            if message["name"] == "y":
+                seen.append(message["value"].shape[0])
+
+    with Watch():
+        vsd.predict(model, guide, *inputs, num_samples=6, seed=0)
+    return max(seen) > 2 * len(inputs[0])
 
 
 def brute_force(model, guide, x, num_samples):
@@ -94,6 +101,19 @@ class OverRows(models.HandWritten):
             return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
 
 
+class Attends(nn.Module):
+    """Attention uses the dense draw of its output projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = self.embed(x).unsqueeze(1)
+        return self.head(self.attention(h, h, h)[0].squeeze(1))
+
+
 PATHS = {
     "mlp": (models.regressor, True),
     "hand_written": (models.HandWritten, True),
@@ -112,7 +132,7 @@ PATHS = {
 
 @pytest.mark.parametrize(("make", "expected"), PATHS.values(), ids=PATHS)
 def test_the_path_and_its_spread(make, expected):
-    """Copies of a row would share what is not drawn per row: the spread over samples tells."""
+    """Copies of a row would share what is not drawn per row: the spread over samples shows it."""
     model, (x, _) = make(), models.data(3)
     guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.3).setup(x, torch.zeros(3))
     assert by_rows(model, guide, x) is expected
@@ -159,10 +179,12 @@ CASES = {
     "sampled_bias": SampledBias,
     "lstm": Lstm,
     "over_rows": OverRows,
+    "attention": lambda: vsd.nn.Regressor(vsd.nn.bayesianize(Attends()), num_data=12),
 }
 every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 
 
+# gpax#116: there predictions in batches differ from those in one piece.
 @every_case
 @pytest.mark.parametrize("batch_size", [1, 5, 7, 100, 10_000])
 @pytest.mark.parametrize("coherent", [False, True])
@@ -412,14 +434,14 @@ def test_a_site_known_by_condition_is_not_predicted(known):
 
 def test_a_guide_set_up_without_targets_is_named():
     guide = vsd.VSDGuide(models.one_weight).setup(torch.randn(5, 3))
-    with pytest.raises(ValueError, match=r"posteriors for all of \['w', 'y'\]. Was it set up without targets"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         vsd.predict(models.one_weight, guide, torch.randn(5, 3))
 
 
 @pytest.mark.parametrize("seed", ["a", 1.5, 2**64])
 def test_a_seed_of_the_wrong_kind(seed):
     model = models.regressor()
-    with pytest.raises(ValueError, match="seed: expected an integer of 64 bits or None, got"):
+    with pytest.raises(ValueError, match=r"\bseed\b"):
         vsd.predict(model, vsd.VSDGuide(model), torch.randn(5, models.D), seed=seed)
 
 
@@ -432,9 +454,9 @@ def test_several_observed_sites():
 
     x, y = models.data()
     guide = vsd.VSDGuide(model).setup(x, y, torch.ones(12))
-    with pytest.raises(ValueError, match=r"expected a model with one observed site, got \['v', 'y'\]. Name the one"):
+    with pytest.raises(ValueError, match=r"\bv\b"):
         vsd.predict(model, guide, x, num_samples=2)
-    with pytest.raises(ValueError, match=r"site: expected one of the model's observed sites \['v', 'y'\], got 'u'"):
+    with pytest.raises(ValueError, match=r"\bsite\b"):
         vsd.predict(model, guide, x, num_samples=2, site="u")
     assert isinstance(vsd.predict(model, guide, x, num_samples=2, site="y"), vsd.RegressionPrediction)
     assert type(vsd.predict(model, guide, x, num_samples=2, site="v")) is vsd.Prediction
@@ -476,7 +498,7 @@ def test_evaluation_mode_and_back(as_function):
 
 def test_modes_return_after_an_error():
     model, (x, _) = models.regressor(), models.data()
-    with pytest.raises(ValueError, match="expected an input with 3 features"):
+    with pytest.raises(ValueError, match=r"\bnet\.0\.weight\b"):
         vsd.predict(model, vsd.VSDGuide(model), x[:, :2])
     assert all(m.training for m in model.modules())
 
@@ -497,39 +519,31 @@ def test_progress(progress, capsys):
 # ---- mistakes
 
 ERRORS = [
-    ({"num_samples": 0}, "num_samples: expected an integer >= 1, got 0"),
-    ({"num_samples": 2.5}, "num_samples: expected an integer >= 1, got 2.5"),
-    ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
+    ({"num_samples": 0}, "num_samples"),
+    ({"num_samples": 2.5}, "num_samples"),
+    ({"batch_size": 0}, "batch_size"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), ERRORS)
-def test_bad_options(options, message):
+@pytest.mark.parametrize(("options", "argument"), ERRORS)
+def test_bad_options(options, argument):
     model, (x, _) = models.regressor(), models.data()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         vsd.predict(model, vsd.VSDGuide(model), x, **options)
 
 
-INPUTS = [
-    ((), "inputs: expected at least one tensor whose first dimension counts the rows, got none"),
-    ((3.0,), "inputs: expected at least one tensor whose first dimension counts the rows, got none"),
-    (
-        (torch.ones(3, 3), torch.ones(4)),
-        r"expected the same number of rows in each tensor, got shapes \[\(3, 3\), \(4,\)\]",
-    ),
-    ((torch.ones(0, 3),), r"inputs: expected at least one row, got shapes \[\(0, 3\)\]"),
-]
+INPUTS = [(), (3.0,), (torch.ones(3, 3), torch.ones(4)), (torch.ones(0, 3),)]
 
 
-@pytest.mark.parametrize(("inputs", "message"), INPUTS)
-def test_bad_inputs(inputs, message):
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_bad_inputs(inputs):
     model = models.regressor()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"\binputs\b"):
         vsd.predict(model, vsd.VSDGuide(model), *inputs)
 
 
 def test_a_guide_without_parameters():
-    with pytest.raises(ValueError, match=r"guide: expected one with parameters, .* call guide.setup\(x, y\), or load"):
+    with pytest.raises(ValueError, match=r"\bguide\b"):
         vsd.predict(models.HandWritten(), vsd.VSDGuide(models.HandWritten()), models.data()[0])
 
 
@@ -539,7 +553,7 @@ def test_a_likelihood_without_moments():
 
     model, (x, _) = one_layer(1, law), models.data()
     guide = vsd.VSDGuide(model).setup(x, torch.ones(12))
-    with pytest.raises(ValueError, match="expected a likelihood whose mean and variance are known, got Transformed"):
+    with pytest.raises(ValueError, match=r"\bTransformedDistribution\b"):
         vsd.predict(model, guide, x, num_samples=2)
 
 
@@ -550,11 +564,37 @@ def test_rows_that_are_not_in_the_batch_shape():
 
     x, _ = models.data()
     guide = vsd.VSDGuide(model).setup(x, torch.tensor(0.0))
-    with pytest.raises(ValueError, match=r"one entry for each of the \d+ rows .* got batch shape \(\)"):
+    with pytest.raises(ValueError, match=r"\brows\b"):
         vsd.predict(model, guide, x, num_samples=2)
 
 
 # ---- memory
+
+
+class Largest(TorchDispatchMode):
+    """The number of entries of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.entries = max(self.entries, result.untyped_storage().nbytes() // result.element_size())
+        return result
+
+
+# numpyro#1503: there memory grows with the number of draws.
+def test_no_tensor_grows_with_the_number_of_draws():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    largest = []
+    for num_samples in (50, 1000):
+        with Largest() as mode:
+            vsd.predict(model, guide, x, num_samples=num_samples, batch_size=100, keep_samples=False)
+        largest.append(mode.entries)
+    assert largest[0] == largest[1]
 
 
 @pytest.mark.slow

@@ -125,9 +125,7 @@ def test_a_hierarchical_prior_fixes_the_axis():
     prior = vsd.nn.HierarchicalPrior()
     net = torch.nn.Sequential(torch.nn.Conv2d(4, 7, 3), torch.nn.Flatten(), torch.nn.Linear(7 * 16, 2))
     model = vsd.nn.Classifier(vsd.nn.bayesianize(net, prior), num_data=10)
-    with pytest.raises(
-        ValueError, match="conv_noise='in': expected z of 'net.0.weight' to run along the input channels"
-    ):
+    with pytest.raises(ValueError, match=r"\bconv_noise\b"):
         vsd.VSDGuide(model, conv_noise="in")
     stated = vsd.nn.bayesianize(net, prior, conv_noise="in")
     guide = vsd.VSDGuide(vsd.nn.Classifier(stated, num_data=10), conv_noise="in")

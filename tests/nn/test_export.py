@@ -103,7 +103,7 @@ def test_plain_networks_pickle_and_train():
 
 def test_the_wrong_guide():
     model, _ = trained(mlp([4, 5, 3]))
-    with pytest.raises(ValueError, match="guide: expected the mean of the site 'net.0.weight', got those of 'w'"):
+    with pytest.raises(ValueError, match=r"\bnet\.0\.weight\b"):
         mean_network(model, SimpleNamespace(mean=lambda: {"w": torch.ones(())}))
 
 
@@ -119,7 +119,7 @@ class Written(PyroModule):
 def test_modules_written_by_hand_cannot_be_plain():
     model = Classifier(Written(), 20)
     guide = vsd.VSDGuide(model)
-    with pytest.raises(ValueError, match="got Written, a PyroModule written by hand"):
+    with pytest.raises(ValueError, match=r"\bWritten\b"):
         mean_network(model, guide)
     assert type(mean_network(model.net.inner, guide)) is nn.Linear
 
@@ -168,5 +168,5 @@ def test_prune_goes_by_the_noise_of_the_unit_itself():
 @pytest.mark.parametrize("max_alpha", [0.0, -1.0, float("nan")])
 def test_bad_max_alpha(max_alpha):
     model, guide = trained(mlp([4, 5, 3]))
-    with pytest.raises(ValueError, match="max_alpha: expected a positive number, got"):
+    with pytest.raises(ValueError, match=r"\bmax_alpha\b"):
         prune(model, guide, max_alpha)

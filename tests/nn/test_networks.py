@@ -60,11 +60,11 @@ def test_halves_of_resnet_resolution():
 
 @pytest.mark.parametrize("sizes", [[], [3], [3, 0, 1]])
 def test_bad_sizes(sizes):
-    with pytest.raises(ValueError, match="sizes: expected two or more positive numbers"):
+    with pytest.raises(ValueError, match=r"\bsizes\b"):
         mlp(sizes)
 
 
 @pytest.mark.parametrize(("make", "size"), [(convnet, 3), (alexnet, 8), (lenet5, 0)])
 def test_images_too_small(make, size):
-    with pytest.raises(ValueError, match="image_size: expected"):
+    with pytest.raises(ValueError, match=r"\bimage_size\b"):
         make(image_size=size)

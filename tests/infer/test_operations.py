@@ -1,8 +1,7 @@
-"""Elsewhere small models are dominated by overhead (pyro#361), ten times as slow as the same model in other libraries
-(pyro#1063, CEVAE-pyro#1). Here the work of a step is counted, not timed: operations of torch beside those of the plain
-network, and nothing of the size of a dense draw or of K × K.
+"""The work of a step, counted and not timed: operations of torch beside those of the plain network, and nothing of the
+size of a dense draw or of K × K. Times are in ``benchmarks/README.md``.
 
-Times are in ``benchmarks/README.md``.
+pyro#361, pyro#1063, CEVAE-pyro#1: there small models are dominated by overhead.
 """
 
 from collections import Counter
@@ -54,9 +53,9 @@ def vsd_step(num_reflections=2, **options):
 
 
 def test_operations_of_a_step():
-    """A floor for the plain network, a ceiling for ours: 49 and 528 were counted, most of them on T × K numbers."""
+    """49 and 528 were counted, most of them on T × K numbers; the bound leaves room for a tenth more."""
     plain, ours = (sum(count.names.values()) for count in (plain_step(), vsd_step()))
-    assert ours <= 11.5 * plain
+    assert ours <= 12 * plain
 
 
 def test_large_products_are_those_of_the_plain_network():
@@ -76,7 +75,8 @@ def test_operations_do_not_grow_with_the_reflections(num_reflections):
 
 
 def test_normals_are_drawn_once_a_layer():
-    assert vsd_step().names["randn"] == len(SIZES) - 1
+    names = vsd_step().names
+    assert sum(names[name] for name in names if name.startswith(("randn", "normal"))) == len(SIZES) - 1
 
 
 def test_nothing_is_as_large_as_a_dense_draw_or_a_covariance():
