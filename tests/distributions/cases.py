@@ -12,7 +12,6 @@ from pyro_vsd.distributions import (
     HouseholderNormal,
     ScaleMixtureNormal,
     StructuredDropout,
-    WeightNormal,
 )
 from tests import dense
 
@@ -82,14 +81,9 @@ class Twin:
             self.theta = theta.expand(shape)
             self.columns = dense.columns(self.theta, p["alpha"], p["vectors"], self.noise_dim, case.event_dim)
         else:
-            if case.law is WeightNormal:
-                scale = p["scale"]
-            else:
-                variance = dense.unit_shaped(p["z"], case.options["noise_dim"], case.event_dim) / (
-                    p["beta"] if "beta" in p else case.options.get("beta", 1.0)
-                )
-                scale = variance.sqrt()
-            self.law = Independent(Normal(torch.zeros(shape), scale.expand(shape)), case.event_dim)
+            precision = p["precision"] if "precision" in p else case.options.get("precision", 1.0)
+            variance = dense.unit_shaped(p["z"], case.options["noise_dim"], case.event_dim) / precision
+            self.law = Independent(Normal(torch.zeros(shape), variance.sqrt().expand(shape)), case.event_dim)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self.columns is None:
@@ -186,25 +180,19 @@ def _column_cases(law: type) -> list[Case]:
 
 
 def _prior_cases() -> list[Case]:
-    def normal(scale: Tensor, shape: Any, note: str = "") -> Case:
-        return Case(WeightNormal, {"scale": scale}, {"shape": shape}, (), shape, note)
-
-    def mixture(batch: Any, shape: Any, noise_dim: int, beta: Any = None, note: str = "") -> Case:
+    def mixture(batch: Any, shape: Any, noise_dim: int, precision: Any = None, note: str = "") -> Case:
         params = {"z": _positive(*batch, shape[noise_dim])}
         options: dict[str, Any] = {"shape": shape, "noise_dim": noise_dim}
-        if isinstance(beta, Tensor):
-            params["beta"] = beta
-        elif beta is not None:
-            options["beta"] = beta
+        if isinstance(precision, Tensor):
+            params["precision"] = precision
+        elif precision is not None:
+            options["precision"] = precision
         return Case(ScaleMixtureNormal, params, options, batch, shape, note)
 
     return [
-        normal(torch.tensor(0.7), (3, 2)),
-        normal(_positive(3, 1), (3, 2), "scale of each row"),
-        normal(_positive(2, 3, 2, 1), (2, 3, 2, 1), "scale of each entry"),
         mixture((), (3, 2), -2),
-        mixture((4,), (2, 3), -1, 2.5, "beta"),
-        mixture((2, 3), (2, 3, 2), -2, _positive(2, 3, 2), "beta of each entry"),
+        mixture((4,), (2, 3), -1, 2.5, "precision"),
+        mixture((2, 3), (2, 3, 2), -2, _positive(2, 3, 2), "precision of each entry"),
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from scipy.integrate import quad
-from torch.distributions import MultivariateNormal, kl_divergence
+from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
 
 from pyro_vsd.distributions import (
@@ -17,12 +17,18 @@ from pyro_vsd.distributions import (
     HouseholderNormal,
     ScaleMixtureNormal,
     StructuredDropout,
-    WeightNormal,
 )
 from tests import dense
 from tests.distributions.cases import CASES, COLUMN_CASES, dense_draw
 
 EXACT = {"rtol": 1e-8, "atol": 1e-8}
+
+def weight_normal(scale, shape):
+    """The usual prior of a weight."""
+    scale = torch.as_tensor(scale).expand(shape)
+    return Independent(Normal(torch.zeros_like(scale), scale), len(shape))
+
+
 NOISE_CASES = [case for case in CASES if case.law is HouseholderNormal]
 
 on_noise_cases = pytest.mark.parametrize("case", NOISE_CASES, ids=str)
@@ -121,7 +127,7 @@ def test_columns_to_one_normal_expanded(case):
 def test_columns_to_a_weight_normal(case, per_entry):
     params = case.leaves()
     scale = (positive(*case.event_shape) if per_entry else torch.tensor(0.7)).requires_grad_()
-    ours, twin = kl_divergence(case.build(params), WeightNormal(scale, case.event_shape)), None
+    ours, twin = kl_divergence(case.build(params), weight_normal(scale, case.event_shape)), None
     twin = column_twin(case, params, 0.0, scale)
     assert ours.shape == case.batch_shape
     assert_close(ours, twin, **EXACT)
@@ -145,7 +151,7 @@ def test_columns_to_a_scale_mixture_given_z(case, batched):
 @on_column_cases
 def test_closed_form_is_the_mean_of_sampled_terms(case):
     """Draws of q_t scored under q* and the prior: unbiased for KL(q* ‖ p)."""
-    law, prior = case.build(), WeightNormal(0.7, case.event_shape)
+    law, prior = case.build(), weight_normal(0.7, case.event_shape)
     draws = dense_draw(law, (20_000,))
     terms = law.log_prob(draws) - prior.log_prob(draws)
     error = terms.std(0) / len(terms) ** 0.5
@@ -160,24 +166,24 @@ def test_formula_of_the_paper():
         math.log(sigma**2) - 1 - (alpha.unsqueeze(-1) * theta.square()).log() + theta.square() * (1 + s) / sigma**2
     )
     assert_close(
-        kl_divergence(ColumnProduct(theta, alpha, vectors), WeightNormal(sigma, (4, 3))), formula.sum(), **EXACT
+        kl_divergence(ColumnProduct(theta, alpha, vectors), weight_normal(sigma, (4, 3))), formula.sum(), **EXACT
     )
 
 
 @pytest.mark.parametrize("law", [ColumnProduct, StructuredDropout])
 def test_a_zero_weight_has_an_infinite_kl(law):
     theta = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
-    assert kl_divergence(law(theta, torch.ones(2)), WeightNormal(1.0, (2, 2))) == math.inf
+    assert kl_divergence(law(theta, torch.ones(2)), weight_normal(1.0, (2, 2))) == math.inf
 
 
 def test_a_weight_whose_square_underflows_has_a_finite_kl():
     theta = torch.full((2, 2), 1e-30, dtype=torch.float32)
-    kl = kl_divergence(ColumnProduct(theta, torch.ones(2, dtype=torch.float32)), WeightNormal(1.0, (2, 2)))
+    kl = kl_divergence(ColumnProduct(theta, torch.ones(2, dtype=torch.float32)), weight_normal(1.0, (2, 2)))
     assert_close(kl.double(), torch.tensor(4 * 0.5 * (-1 + 60 * math.log(10))), rtol=1e-5, atol=0)
 
 
 PRIORS = {
-    "WeightNormal": lambda case, noise_dim: WeightNormal(0.7, case.event_shape),
+    "Normal of a weight": lambda case, noise_dim: weight_normal(0.7, case.event_shape),
     "ScaleMixtureNormal": lambda case, noise_dim: ScaleMixtureNormal(
         positive(case.event_shape[noise_dim]), noise_dim, case.event_shape
     ),
@@ -207,7 +213,7 @@ def test_kl_of_the_noise_survives_expand(case):
 @on_column_cases
 def test_trace_mean_field_elbo_uses_the_closed_form_in_a_plate(case):
     """Pyro samples the KL, silently, of laws whose type ``expand`` loses."""
-    law, prior = case.build(), WeightNormal(0.7, case.event_shape)
+    law, prior = case.build(), weight_normal(0.7, case.event_shape)
     plate = pyro.plate("p", 3, dim=-1 - len(case.batch_shape))
 
     def model():
@@ -224,7 +230,7 @@ def test_trace_mean_field_elbo_uses_the_closed_form_in_a_plate(case):
 
 @pytest.mark.parametrize("case", [c for c in COLUMN_CASES if not c.batch_shape], ids=str)
 def test_scaled_and_masked_plates_weigh_the_closed_form(case):
-    law, prior = case.build(), WeightNormal(0.7, case.event_shape)
+    law, prior = case.build(), weight_normal(0.7, case.event_shape)
 
     def model():
         with pyro.plate("p", 4), poutine.scale(scale=0.5), poutine.mask(mask=torch.tensor([True, False, True, False])):
@@ -244,7 +250,7 @@ def test_scaled_and_masked_plates_weigh_the_closed_form(case):
         (HouseholderNormal(1.0, torch.ones(3)), dist.Normal(torch.zeros(1), 1.0).to_event(1)),
         (HouseholderNormal(1.0, torch.ones(3)), dist.MultivariateNormal(torch.zeros(2), torch.eye(2))),
         (ColumnProduct(torch.ones(3, 2), torch.ones(3)), dist.Normal(torch.zeros(3, 1), 1.0).to_event(2)),
-        (ColumnProduct(torch.ones(3, 2), torch.ones(3)), WeightNormal(1.0, (2, 3))),
+        (ColumnProduct(torch.ones(3, 2), torch.ones(3)), weight_normal(1.0, (2, 3))),
         (StructuredDropout(torch.ones(3, 2), torch.ones(3)), ScaleMixtureNormal(torch.ones(3), -2, (3, 1))),
     ],
     ids=lambda law: type(law).__name__,

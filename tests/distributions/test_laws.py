@@ -15,7 +15,7 @@ from pyro.distributions.testing.gof import auto_goodness_of_fit, unif01_goodness
 from torch.distributions import constraints
 from torch.testing import assert_close
 
-from pyro_vsd.distributions import HouseholderNormal, StructuredDropout, WeightPrior
+from pyro_vsd.distributions import HouseholderNormal, StructuredDropout
 from pyro_vsd.ops.noise import noise_terms
 from tests.distributions.cases import CASES, COLUMN_CASES, dense_draw
 
@@ -333,16 +333,6 @@ def test_repr_names_the_law(case):
     assert type(case.build()).__name__ in repr(case.build())
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not issubclass(c.law, WeightPrior)], ids=str)
-def test_infer_shapes(case):
-    shapes = {name: value.shape for name, value in case.params.items()}
-    if case.law is not HouseholderNormal:
-        shapes.update(case.options)
-    else:
-        shapes.setdefault("loc", ())
-    assert case.law.infer_shapes(**shapes) == (case.batch_shape, case.event_shape)
-
-
 @on_column_cases
 def test_units_and_columns_are_counted(case):
     law, twin = case.build(), case.twin(case.params)
@@ -417,7 +407,8 @@ def test_a_law_from_terms_is_the_law_of_its_parameters(scale):
     """The way of a guide: terms are at hand, nothing is checked."""
     theta, log_alpha, vectors = torch.randn(2, 3), torch.randn(3), torch.randn(2, 3)
     z = torch.rand(4, 1, 3) + 0.1 if scale else None
-    made = StructuredDropout.from_terms(theta, log_alpha, vectors, noise_terms(log_alpha, vectors), -1, z)
+    terms = noise_terms(log_alpha, vectors)
+    made = StructuredDropout(theta, log_alpha.exp(), vectors, -1, z, terms=terms, validate_args=False)
     plain = StructuredDropout(theta, log_alpha.exp(), vectors, -1, z)
     value = torch.randn(2, 3)
     for law, twin in ((made, plain), (made.expand((4, 4)), plain.expand((4, 4))), (copy.deepcopy(made), plain)):
@@ -435,7 +426,8 @@ def test_a_law_from_terms_is_the_law_of_its_parameters(scale):
 
 def test_a_law_from_terms_first_used_without_gradients():
     theta, log_alpha, vectors = torch.randn(2, 3), torch.randn(3, requires_grad=True), torch.randn(2, 3)
-    law = StructuredDropout.from_terms(theta, log_alpha, vectors, noise_terms(log_alpha, vectors), -1, None)
+    terms = noise_terms(log_alpha, vectors)
+    law = StructuredDropout(theta, log_alpha.exp(), vectors, -1, terms=terms, validate_args=False)
     with torch.no_grad():
         law.alpha, law.sample()
     assert law.alpha.requires_grad

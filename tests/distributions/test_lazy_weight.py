@@ -37,7 +37,7 @@ def test_each_example_meets_its_own_weight(layer):
     assert rows.shape == (BATCH, law.num_units)
     loop = [layer.call(x[b : b + 1], layer.dense_weight(law, rows[b]), bias) for b in range(BATCH)]
     assert_close(out, torch.cat(loop), **EXACT)
-    assert not weight.draw.used_dense
+    assert not weight.draw.source.used_dense
 
 
 @on_every_layer
@@ -121,7 +121,7 @@ def test_particles_equal_a_loop(layer, particles):
     )
     assert out.shape == (particles if particles[-1] > 1 else particles[:-1]) + loop.shape[1:]
     assert_close(out.as_subclass(torch.Tensor).reshape(loop.shape), loop, **EXACT)
-    assert not weight.draw.used_dense
+    assert not weight.draw.source.used_dense
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_positions_of_one_example_share_their_noise():
 def test_example_dim_of_sequences_that_come_first(noise_dim, particles):
     law, x = make_law((3, 4), noise_dim), torch.randn(6, BATCH, 4)
     weight = law.expand(particles).rsample()
-    weight.draw.example_dim = 1
+    weight.draw.source.example_dim = 1
     out = F.linear(x, weight)
-    assert weight.draw.met == {BATCH}
+    assert weight.draw.source.examples == {BATCH}
     rows = weight.draw.rows(BATCH).unsqueeze(-3)  # (..., 1, B, K)
     twin = (x * rows) @ law.theta.mT if noise_dim == -1 else (x @ law.theta.mT) * rows
     assert_close(out.as_subclass(torch.Tensor), twin, **EXACT)
     # rows of two dimensions are examples whatever example_dim says
     assert F.linear(torch.randn(7, 4), weight).shape == particles[:1] + (7, 3)
-    assert weight.draw.met == {BATCH, 7}
+    assert weight.draw.source.examples == {BATCH, 7}
 
 
 # ---- the law of a layer's output
@@ -331,7 +331,7 @@ OTHER_OPERATIONS = {
 def test_other_operations_meet_the_dense_draw(operation):
     weight = make_law((3, 4), -1).rsample()
     out = operation(weight)
-    assert weight.draw.used_dense
+    assert weight.draw.source.used_dense
     assert_close(out, operation(weight.dense()))
     assert not isinstance(out, LazyWeight)
 
@@ -362,7 +362,7 @@ def lstm(x, weight):
 def test_kernels_that_take_the_dense_draw(kernel):
     x, weight = torch.randn(6, 2, 4), make_law((12, 4), -1).rsample()
     assert_close(kernel(x, weight), kernel(x, weight.dense()))
-    assert weight.draw.used_dense
+    assert weight.draw.source.used_dense
 
 
 METADATA = {
@@ -391,7 +391,7 @@ def test_metadata_makes_no_draw(question):
     weight = make_law((3, 4), -1).rsample()
     state = torch.get_rng_state()
     assert question(weight)
-    assert not weight.draw.used_dense
+    assert not weight.draw.source.used_dense
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -415,7 +415,7 @@ def test_another_batch_shape_shows_the_same_noise(to):
     out = F.linear(x, view)
     assert_close(out.as_subclass(torch.Tensor).reshape(3, BATCH, 2), F.linear(x, weight).as_subclass(torch.Tensor))
     assert_close(view.dense().reshape(3, 2, 4), weight.dense().reshape(3, 2, 4))
-    assert weight.draw.used_dense
+    assert weight.draw.source.used_dense
 
 
 def test_a_reshape_to_the_same_shape_is_the_weight_itself():
@@ -669,7 +669,7 @@ def draw_in_batches(law, x, sizes, seed, scale_law=None):
     outs = []
     for chunk in x.split(sizes):
         weight = law.rsample()
-        weight.draw.generator, weight.draw.scale_law = generator, scale_law
+        weight.draw.source.rows, weight.draw.source.scale_posterior = generator, scale_law
         outs.append(F.linear(chunk, weight))
     return torch.cat(outs)
 
@@ -694,7 +694,7 @@ def test_rows_do_not_depend_on_how_they_are_cut_into_batches(K, sizes, hierarchi
 def test_a_generator_leaves_the_global_one_alone():
     law, x = make_law((3, 4), -1), torch.randn(BATCH, 4)
     weight = law.rsample()
-    weight.draw.generator = weight.draw.dense_generator = torch.Generator().manual_seed(0)
+    weight.draw.source.rows = weight.draw.source.dense = torch.Generator().manual_seed(0)
     state = torch.get_rng_state()
     F.linear(x, weight)
     weight.dense()
@@ -704,7 +704,7 @@ def test_a_generator_leaves_the_global_one_alone():
 def test_each_example_draws_its_own_z_where_asked_to():
     law = make_law((3, 4), -1)
     weight = law.rsample()
-    weight.draw.scale_law = torch.distributions.LogNormal(torch.zeros(4), torch.full((4,), 0.5))
+    weight.draw.source.scale_posterior = torch.distributions.LogNormal(torch.zeros(4), torch.full((4,), 0.5))
     rows = weight.draw.rows(100_000)
     # E[z ξ] = E[z] = exp(δ / 2)
     assert_close(rows.mean(0), torch.full((4,), 0.125).exp(), rtol=0.02, atol=0.02)
@@ -741,7 +741,7 @@ def test_coherent_ends_after_an_error():
 
 def test_an_input_of_other_features():
     weight = make_law((3, 4), -1).rsample()
-    weight.draw.name = "net.0.weight"
+    weight.draw.source.name = "net.0.weight"
     with pytest.raises(ValueError, match=r"\bnet\.0\.weight\b"):
         F.linear(torch.randn(5, 7), weight)
 
