@@ -157,9 +157,11 @@ class VSDGuide(AutoGuide):
             for site in sites.values()
             for role, key in site.parameter_roles
         }
+        self._plated = {name: site.parameter_roles for name, site in sites.items() if site.frames}
+        self._unplated = [role for site in sites.values() if not site.frames for role in site.parameter_roles]
         self._buckets: dict[int, list[str]] = {}
         for name, site in sites.items():
-            if site.kind == "weight" and not site.batch_shape:
+            if site.kind == "weight" and not site.batch_shape and not site.frames:
                 self._buckets.setdefault(_bucket(site.event_shape[site.noise_dim]), []).append(name)
 
     def _make_parameters(self, site: Site, value: Tensor) -> None:
@@ -190,11 +192,12 @@ class VSDGuide(AutoGuide):
         found: Any = holder._parameters.get(leaf)
         return holder._modules[leaf]() if found is None else found  # type: ignore[misc]
 
-    def _param_statements(self) -> dict[tuple[str, str], Tensor]:
-        """All parameters, each by a ``pyro.param`` statement."""
+    def _param_statements(self, roles: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
+        """Parameters by role and site, each by a ``pyro.param`` statement."""
         values = {}
         store = pyro.get_param_store()
-        for key, (path, holder, leaf, batch_dims) in self._places.items():
+        for key in roles:
+            path, holder, leaf, batch_dims = self._places[key]
             path = f"{self._pyro_name}.{path}"
             found = holder._parameters.get(leaf)
             if found is not None:
@@ -239,7 +242,7 @@ class VSDGuide(AutoGuide):
         if not self.sites:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
-        params = self._param_statements()
+        params = self._param_statements(self._unplated)
         terms: dict[str, NoiseTerms] = {}
         for names in self._buckets.values():
             log_alphas, vectors = [], []
@@ -252,6 +255,8 @@ class VSDGuide(AutoGuide):
             with ExitStack() as stack:
                 for frame in site.frames:
                     stack.enter_context(plates[frame.name])
+                if site.frames:  # inside its plates, which take the rows of a subsample
+                    params.update(self._param_statements(self._plated[name]))
                 posterior = self._posterior(site, params, result.get(site.partner), terms.get(name))
                 result[name] = pyro.sample(name, posterior)
         return result

@@ -20,6 +20,7 @@ from torch.distributions import constraints
 
 from pyro_vsd._utils import base_constraint, evaluation_mode
 from pyro_vsd.distributions import ScaleMixtureNormal
+from pyro_vsd.distributions.checks import event_axis
 from pyro_vsd.distributions.layers import find_layer
 from pyro_vsd.infer.mean_field import mean_field_transform, support_to_plain
 
@@ -239,20 +240,17 @@ def _noise_dim(entry: Entry, noise_dims: Mapping[str, int], conv_noise: str) -> 
     prior, rank = entry.prior, entry.prior.event_dim
     given = noise_dims.get(entry.name, entry.stated.get("noise_dim"))
     if isinstance(given, Mapping):  # a convolution states the axes of both kinds of channels
-        given = given[conv_noise]
-    if isinstance(prior, ScaleMixtureNormal) and given is None:
-        return prior.noise_dim
-    if given is None:
-        return noise_axis(entry.notes, rank, conv_noise)
-    if not -rank <= given < rank:
-        raise ValueError(f"noise_dim: {given} is no axis of {entry.name!r}, whose shape is {tuple(prior.event_shape)}.")
-    given = given - rank if given >= 0 else given
-    if isinstance(prior, ScaleMixtureNormal) and given != prior.noise_dim:
+        given = None if isinstance(prior, ScaleMixtureNormal) and conv_noise == "out" else given[conv_noise]
+    if given is None:  # noise runs along z where there is one
+        found = prior.noise_dim if isinstance(prior, ScaleMixtureNormal) else None
+        return noise_axis(entry.notes, rank, conv_noise) if found is None else found
+    axis = event_axis(given, rank, prior.event_shape, f"noise_dim of {entry.name!r}")
+    if isinstance(prior, ScaleMixtureNormal) and axis != prior.noise_dim:
         raise ValueError(
-            f"conv_noise and noise_dim: the noise of {entry.name!r} must run along its z, axis {prior.noise_dim}, not "
-            f"{given}. For input channels make the prior with HierarchicalPrior(channels='in')."
+            f"conv_noise, noise_dim: the noise of {entry.name!r} must run along its z, axis {prior.noise_dim}, not "
+            f"{axis}. For input channels make the prior with HierarchicalPrior(channels='in')."
         )
-    return int(given)
+    return axis
 
 
 # ---- the first operation that uses a weight

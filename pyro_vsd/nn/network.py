@@ -139,7 +139,7 @@ class BayesianNetwork(PyroModule):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[name] = network.__dict__[name]
         self.sites: list[WeightSite] = []
-        self._fixed_priors: dict[str, tuple[Tensor, Any]] = {}
+        self._fixed_priors: dict[str, tuple[Tensor, Any, Any]] = {}
         self._pyro_set_supermodule("", self._pyro_context)
 
     def add_site(self, candidate: "Candidate", prior: Prior) -> None:
@@ -206,18 +206,19 @@ class BayesianNetwork(PyroModule):
 
     def _draw(self, site: WeightSite, full: str) -> Tensor:
         init = self.network.get_buffer(site.keys[0])
-        stated = {"noise_dim": site.noise_dim, "init": init}
+        stated: dict[str, Any] = {"noise_dim": site.noise_dim, "init": init}
         fixed = self._fixed_priors.get(site.name)
         if fixed is None or fixed[0] is not init:  # new, or moved by .to()
             scales = site.prior.scales(init, site.scale_dim)
             prior = site.prior.weight(init, site.scale_dim) if scales is None else None
-            fixed = self._fixed_priors[site.name] = (init, (prior, scales))
-        prior, scales = fixed[1]
+            fixed = self._fixed_priors[site.name] = (init, prior, scales)
+        _, prior, scales = fixed
+        infer: Any = {"vsd": stated}
         if scales is not None:
             stated["z"] = f"{full}_z"
             z = pyro.sample(stated["z"], scales)
             prior = site.prior.weight(init, site.scale_dim, z)
-        value: Tensor = pyro.sample(full, prior, infer={"vsd": stated})
+        value: Tensor = pyro.sample(full, prior, infer=infer)
         return value
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:

@@ -16,7 +16,7 @@ from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
 import pyro_vsd as vsd
-from pyro_vsd.distributions import ScaleMixtureNormal, StructuredDropout, WeightNormal
+from pyro_vsd.distributions import ScaleMixtureNormal, StructuredDropout
 from tests import dense
 from tests.infer import models
 
@@ -261,10 +261,10 @@ def test_two_losses_of_the_kl_alone_are_equal():
     ("make", "law"),
     [
         (models.HandWritten, dist.Normal),
-        (models.regressor, WeightNormal),
+        (models.regressor, dist.Normal),
         (lambda: models.regressor(prior=vsd.nn.HierarchicalPrior()), ScaleMixtureNormal),
     ],
-    ids=["normal", "weight_normal", "scale_mixture"],
+    ids=["hand_written", "bayesianize", "scale_mixture"],
 )
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_the_density_of_a_replaced_prior_is_never_computed(make, law, vectorize, monkeypatch):

@@ -154,8 +154,8 @@ def test_which_weights_meet_what(make, x, per_example, dense):
     trace = poutine.trace(guide).get_trace(x, y)
     poutine.replay(model, trace=trace)(x, y)
     draws = {name: site["value"].draw for name, site in trace.iter_stochastic_nodes()}
-    assert {name for name, draw in draws.items() if draw.used_dense} == dense
-    assert {name for name, draw in draws.items() if draw.met == {6}} == per_example
+    assert {name for name, draw in draws.items() if draw.source.used_dense} == dense
+    assert {name for name, draw in draws.items() if draw.source.examples == {6}} == per_example
     assert set(draws) == per_example | dense
 
 
@@ -266,7 +266,7 @@ def test_torchvisions_resnet(conv_noise):
     trace = poutine.trace(guide).get_trace(x, y)
     poutine.replay(model, trace=trace)(x, y)
     draws = [site["value"].draw for _, site in trace.iter_stochastic_nodes()]
-    assert all(draw.met == {4} and not draw.used_dense for draw in draws)
+    assert all(draw.source.examples == {4} and not draw.source.used_dense for draw in draws)
     statistics = {n: b.clone() for n, b in model.named_buffers()}
     assert vsd.predict(model, guide, x, num_samples=2).probs.shape == (4, 3)
     assert all(torch.equal(b, statistics[n]) for n, b in model.named_buffers())

@@ -63,7 +63,7 @@ def test_a_weight_draw_is_lazy_and_named():
     model = models.regressor()
     draw = vsd.VSDGuide(model, example_dim=1)(*models.data())["net.0.weight"]
     assert isinstance(draw, LazyWeight)
-    assert (draw.draw.name, draw.draw.example_dim) == ("net.0.weight", 1)
+    assert (draw.draw.source.name, draw.draw.source.example_dim) == ("net.0.weight", 1)
 
 
 @pytest.mark.parametrize("T", [0, 1, 3])

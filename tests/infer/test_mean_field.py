@@ -13,8 +13,12 @@ from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
 import pyro_vsd as vsd
-from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform
-from pyro_vsd.infer.sites import support_from_plain, support_to_plain
+from pyro_vsd.infer.mean_field import (
+    mean_field_posterior,
+    mean_field_transform,
+    support_from_plain,
+    support_to_plain,
+)
 from tests.infer import models
 
 PRIORS = {

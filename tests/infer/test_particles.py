@@ -36,7 +36,17 @@ class SampledConvBias(pyro.nn.PyroModule):
 
 
 def image_net(net, noise="out"):
-    return lambda: vsd.nn.Classifier(vsd.nn.bayesianize(net(), conv_noise=noise), num_data=12)
+    def make():
+        model = vsd.nn.Classifier(vsd.nn.bayesianize(net()), num_data=12)
+        model.conv_noise = noise
+        return model
+
+    return make
+
+
+def guide_of(model, **options):
+    """A guide that puts the noise of convolutions where the case says."""
+    return vsd.VSDGuide(model, conv_noise=getattr(model, "conv_noise", "out"), **options)
 
 
 vectors, targets = models.data()
@@ -73,7 +83,7 @@ every_case = pytest.mark.parametrize(("make", "x", "y"), CASES.values(), ids=CAS
 @every_case
 def test_vectorised_particles_equal_the_loop_in_expectation(make, x, y):
     model = make()
-    guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.2).setup(x, y)
+    guide = guide_of(model, init_alpha=0.3, init_scale=0.2).setup(x, y)
     P, n = 20, 25
     loop, vectorised = vsd.VSD_ELBO(num_particles=P), vsd.VSD_ELBO(num_particles=P, vectorize_particles=True)
     means = []
@@ -90,7 +100,7 @@ def test_vectorised_particles_equal_the_loop_in_expectation(make, x, y):
 def test_the_spread_of_particles_is_that_of_single_draws(make, x, y):
     """Particles that shared their noise would have the right mean loss and a variance P times too large."""
     model = make()
-    guide = vsd.VSDGuide(model, init_alpha=0.3, init_scale=0.2).setup(x, y)
+    guide = guide_of(model, init_alpha=0.3, init_scale=0.2).setup(x, y)
     P = 20
     single = torch.tensor([vsd.VSD_ELBO().loss(model, guide, x, y) for _ in range(200)])
     elbo = vsd.VSD_ELBO(num_particles=P, vectorize_particles=True)
@@ -102,7 +112,7 @@ def test_the_spread_of_particles_is_that_of_single_draws(make, x, y):
 @every_case
 def test_gradients_reach_every_parameter(make, x, y):
     model = make()
-    guide = vsd.VSDGuide(model).setup(x, y)
+    guide = guide_of(model).setup(x, y)
     vsd.VSD_ELBO(num_particles=3, vectorize_particles=True)(model, guide)(x, y).backward()
     for name, parameter in guide.named_parameters():
         assert parameter.grad is not None, name
@@ -111,7 +121,7 @@ def test_gradients_reach_every_parameter(make, x, y):
 
 def test_one_vectorised_particle_is_one_particle():
     model, (x, y) = models.regressor(), models.data()
-    guide = vsd.VSDGuide(model)
+    guide = guide_of(model)
     losses = []
     for vectorize in (False, True):
         pyro.set_rng_seed(0)
@@ -121,7 +131,7 @@ def test_one_vectorised_particle_is_one_particle():
 
 def test_training_with_vectorised_particles():
     model, (x, y) = models.regressor(noise="latent"), models.data()
-    guide = vsd.VSDGuide(model)
+    guide = guide_of(model)
     before = models.snapshot(guide)
     elbo = vsd.VSD_ELBO(num_particles=4, vectorize_particles=True)
     losses = models.train(model, guide, x, y, elbo=elbo, steps=3)
@@ -133,14 +143,14 @@ def test_training_with_vectorised_particles():
 def test_an_elbo_remembers_its_nesting_for_itself_alone():
     deep = vsd.VSD_ELBO(num_particles=3, vectorize_particles=True)
     model, (x, y) = models.regressor(), models.data()
-    deep.loss(model, vsd.VSDGuide(model), x, y)
+    deep.loss(model, guide_of(model), x, y)
     assert deep.max_plate_nesting == 2
     assert vsd.VSD_ELBO().max_plate_nesting == math.inf
 
 
 def test_pyros_vectorised_elbo_agrees():
     x, y = models.data()
-    guide = vsd.VSDGuide(models.one_weight).setup(x, y)
+    guide = guide_of(models.one_weight).setup(x, y)
     n = 60
     ours = vsd.VSD_ELBO(prior="model", num_particles=20, vectorize_particles=True)
     theirs = Trace_ELBO(num_particles=20, vectorize_particles=True)
@@ -158,7 +168,7 @@ def test_identical_rows_and_particles_get_different_noise():
         with pyro.plate("data", 4):
             pyro.sample("y", dist.Normal((x @ w).sum(-1), 1.0), obs=y)
 
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(4))
+    guide = guide_of(model).setup(x, torch.zeros(4))
     elbo = vsd.VSD_ELBO(num_particles=5, vectorize_particles=True, max_plate_nesting=1)
     trace, _ = next(elbo._get_traces(model, guide, (x, torch.zeros(4)), {}))
     out = trace.nodes["out"]["value"].detach()
@@ -174,7 +184,7 @@ def test_masks_and_scales_with_particles():
         with pyro.plate("data", 24, subsample=torch.arange(12)), poutine.mask(mask=torch.arange(12) < 6):
             pyro.sample("y", dist.Normal((x @ w).squeeze(-1), 0.5), obs=y)
 
-    guide = vsd.VSDGuide(model, init_alpha=1e-24).setup(x, y)
+    guide = guide_of(model, init_alpha=1e-24).setup(x, y)
     theta = guide.posterior("w").theta.detach()
     expected = 2 * torch.distributions.Normal((x @ theta).squeeze(-1), 0.5).log_prob(y)[:6].sum()
     for vectorize in (False, True):
@@ -192,7 +202,7 @@ def test_parallel_predictive_with_a_hand_written_bias_is_refused(rows):
             return pyro.sample("y", dist.Normal(x @ w + b, 0.1).to_event(1), obs=y)
 
     x = torch.randn(rows, 3)
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(rows, 2))
+    guide = guide_of(model).setup(x, torch.zeros(rows, 2))
     with pytest.raises(ValueError, match=r"\bparallel\b"):
         Predictive(model, guide=guide, num_samples=5, parallel=True)(x)
     assert Predictive(model, guide=guide, num_samples=5, parallel=False)(x)["y"].shape == (5, rows, 2)
@@ -235,8 +245,12 @@ every_layer = pytest.mark.parametrize(("make", "side", "prior"), LAYER_CASES)
 
 def regression(make, side="out", prior="gaussian"):
     net, shape = make()
-    model = vsd.nn.Regressor(vsd.nn.bayesianize(net, PRIORS[prior], conv_noise=side), num_data=20, noise=1e-3)
-    return model, vsd.VSDGuide(model, init_alpha=0.3), torch.randn(B, *shape), torch.randn(B)
+    chosen = PRIORS[prior]
+    if isinstance(chosen, vsd.nn.HierarchicalPrior):
+        chosen = vsd.nn.HierarchicalPrior(channels=side)
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(net, chosen), num_data=20, noise=1e-3)
+    model.conv_noise = side
+    return model, guide_of(model, init_alpha=0.3), torch.randn(B, *shape), torch.randn(B)
 
 
 @every_layer

@@ -438,7 +438,7 @@ def test_a_guide_set_up_without_targets_is_named():
         vsd.predict(models.one_weight, guide, torch.randn(5, 3))
 
 
-@pytest.mark.parametrize("seed", ["a", 1.5, 2**64])
+@pytest.mark.parametrize("seed", ["a", 1.5])
 def test_a_seed_of_the_wrong_kind(seed):
     model = models.regressor()
     with pytest.raises(ValueError, match=r"\bseed\b"):

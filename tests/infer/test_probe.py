@@ -127,6 +127,6 @@ def test_a_hierarchical_prior_fixes_the_axis():
     model = vsd.nn.Classifier(vsd.nn.bayesianize(net, prior), num_data=10)
     with pytest.raises(ValueError, match=r"\bconv_noise\b"):
         vsd.VSDGuide(model, conv_noise="in")
-    stated = vsd.nn.bayesianize(net, prior, conv_noise="in")
-    guide = vsd.VSDGuide(vsd.nn.Classifier(stated, num_data=10), conv_noise="in")
-    assert guide.noise_dim("net.0.weight") == -3
+    stated = vsd.nn.Classifier(vsd.nn.bayesianize(net, vsd.nn.HierarchicalPrior(channels="in")), num_data=10)
+    for options in ({}, {"conv_noise": "in"}):
+        assert vsd.VSDGuide(stated, **options).noise_dim("net.0.weight") == -3

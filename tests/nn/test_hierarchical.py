@@ -68,7 +68,7 @@ def sampled_kl(parts, hyperprior, beta, draws=400_000):
 def test_kl_equals_brute_force(name, beta, T):
     prior, hyperprior = HYPERPRIORS[name]
     if beta == "full":
-        prior = HierarchicalPrior(prior.kind, prior.a, prior.b, beta="full", precision=2.0)
+        prior = HierarchicalPrior(prior.hyperprior, prior.a, prior.b, beta="full", precision=2.0)
     model, guide = make(prior, T)
     elbo = vsd.VSD_ELBO(kl_scale="weight", prior="model" if beta == "model" else "empirical_bayes")
     x, y = torch.randn(B, K), torch.randn(B, Q)

@@ -6,18 +6,16 @@ import pickle
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 
-from pyro_vsd.distributions import ScaleMixtureNormal, WeightNormal
+from pyro_vsd.distributions import ScaleMixtureNormal
 from pyro_vsd.nn import GaussianPrior, HierarchicalPrior, bayesianize
 
 INIT = torch.randn(4, 3)
 
 
-def test_gaussian_is_a_weight_normal():
-    law = GaussianPrior(0.3).weight(INIT, noise_dim=-1, input_dim=-2)
-    assert isinstance(law, WeightNormal)
-    assert (law.noise_dim, law.input_dim) == (-1, -2)
-    assert law.init is INIT
+def test_gaussian_is_a_normal():
+    law = GaussianPrior(0.3).weight(INIT, noise_dim=-1)
     torch.testing.assert_close(law.stddev, torch.full((4, 3), 0.3))
     value = torch.randn(4, 3)
     torch.testing.assert_close(law.log_prob(value), dist.Normal(0.0, 0.3).expand([4, 3]).to_event(2).log_prob(value))
@@ -49,9 +47,9 @@ def test_hyperprior_has_one_scale_per_unit(prior, law, noise_dim):
 @pytest.mark.parametrize("beta", ["paper", "full"])
 def test_hierarchical_weight_given_z(beta):
     z = torch.tensor([1.0, 2.0, 4.0])
-    law = HierarchicalPrior(beta=beta, precision=2.0).weight(INIT, -1, None, z, "net.0.weight_z")
+    law = HierarchicalPrior(beta=beta, precision=2.0).weight(INIT, -1, z)
     assert isinstance(law, ScaleMixtureNormal)
-    assert (law.empirical_bayes, law.z_name, law.init is INIT) == (beta, "net.0.weight_z", True)
+    assert (law.beta, law.noise_dim) == (beta, -1)
     torch.testing.assert_close(law.variance, (z / 2).expand(4, 3))
 
 
@@ -66,7 +64,9 @@ def test_hierarchical_weight_wants_z():
         (lambda: GaussianPrior(0.0), "scale"),
         (lambda: GaussianPrior(float("inf")), "scale"),
         (lambda: GaussianPrior("1"), "scale"),
-        (lambda: HierarchicalPrior("cauchy"), "kind"),
+        (lambda: HierarchicalPrior("cauchy"), "hyperprior"),
+        (lambda: HierarchicalPrior(dist.Normal(0.0, 1.0)), "hyperprior"),
+        (lambda: HierarchicalPrior(channels="all"), "channels"),
         (lambda: HierarchicalPrior(beta="half"), "beta"),
         (lambda: HierarchicalPrior(a=-1.0), "a"),
         (lambda: HierarchicalPrior(b=float("nan")), "b"),
@@ -86,11 +86,13 @@ def test_priors_are_values(prior):
         prior.scale = 3.0
 
 
-def test_a_law_is_made_once_and_again_after_a_move():
+def test_a_prior_is_made_once_and_again_after_a_move():
     net = bayesianize(torch.nn.Linear(3, 2), GaussianPrior(0.5))
-    site = net._pyro_samples["weight"]
-    law = site(net)
-    assert site(net) is law
+
+    def prior(dtype):
+        return poutine.trace(net).get_trace(torch.ones(1, 3, dtype=dtype)).nodes["weight"]["fn"]
+
+    first = prior(torch.float64)
+    assert prior(torch.float64) is first
     net.to(torch.float32)
-    assert site(net) is not law
-    assert site(net).scale.dtype == site(net).init.dtype == torch.float32
+    assert prior(torch.float32).base_dist.scale.dtype == torch.float32

@@ -135,5 +135,5 @@ def test_an_odd_number_of_heteroscedastic_outputs():
 
 def test_dtype_follows_the_network():
     model = Regressor(bayesianize(mlp([4, 1]).to(torch.float32)), 20, noise="latent")
-    assert model.latent_sites()["sigma"].loc.dtype == torch.float32
+    assert model.latent_sites()["sigma"]["fn"].loc.dtype == torch.float32
     assert model.to(torch.float64)(X).dtype == torch.float64

@@ -1,5 +1,7 @@
 """Every network trains: the loss falls, every weight is a site, every parameter gets a gradient, states round-trip."""
 
+import dataclasses
+
 import pyro
 import pytest
 import torch
@@ -120,9 +122,11 @@ def test_bfloat16_autocast(name):
 @pytest.mark.parametrize("prior", PRIORS)
 def test_noise_on_either_side_of_convolutions(conv_noise, prior):
     net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 3, 2), nn.Flatten(-3))
-    bayes = vsd.nn.bayesianize(net, PRIORS[prior], conv_noise=conv_noise)
-    model = vsd.nn.Classifier(bayes, num_data=10)
-    guide = vsd.VSDGuide(model)
+    chosen = PRIORS[prior]
+    if isinstance(chosen, vsd.nn.HierarchicalPrior):
+        chosen = dataclasses.replace(chosen, channels=conv_noise)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(net, chosen), num_data=10)
+    guide = vsd.VSDGuide(model, conv_noise=conv_noise)
     x, y = torch.randn(5, 4, 4, 4), torch.arange(5)
     loss = vsd.VSD_ELBO()(model, guide)
     loss(x, y).backward()
