@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
-from pyro_vsd.infer.collect import Collector, make_collector, row_law
 from pyro_vsd.infer.modes import evaluation_mode
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.prediction.collect import Collector, make_collector, row_distribution
 
 __all__ = ["predict"]
 
@@ -100,7 +100,7 @@ def predict(
             disable=None if progress is None else not progress, delay=0 if progress else _PATIENCE,
         ) as bar:  # fmt: skip
             for flat, law in passes:
-                law = row_law(law, len(flat))
+                law = row_distribution(law, len(flat))
                 if collector is None:
                     collector = make_collector(law, num_samples, rows, keep_samples)
                 collector.add(flat, law)
@@ -200,7 +200,7 @@ class _Run:
             fresh = _again(values)
             node = self.law(fresh, torch.zeros(size, dtype=torch.long))
             met.append(fresh)
-            law = row_law(node["fn"], size)
+            law = row_distribution(node["fn"], size)
             shapes.add(law.batch_shape[1:] + law.event_shape)
         if len(shapes) > 1:
             raise ValueError(

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_vsd.metrics import auroc, ece, ood_score, predictive_entropy, reliability_bins, roc_curve
-from pyro_vsd.metrics.inputs import Array, Classes, probabilities
-from pyro_vsd.metrics.ood import Score
+from pyro_vsd.metrics.base import Classes, probabilities
+from pyro_vsd.metrics.out_of_distribution import Score
 from pyro_vsd.plots.style import GREY, array, finish, look, named, new_axes
 from pyro_vsd.prediction import Prediction
-from pyro_vsd.prediction.checks import to_tensor
+from pyro_vsd.prediction.base import Array, to_tensor
 
 __all__ = ["entropy_cdf", "entropy_histogram", "ood_roc", "reliability"]
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_vsd.plots.style import GREY, array, finish, look, named, new_axes
-from pyro_vsd.prediction.checks import to_tensor
+from pyro_vsd.prediction.base import Array, to_tensor
 
 __all__ = ["droprates", "noise_covariance"]
 

@@ -7,10 +7,10 @@ from typing import Literal
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pyro_vsd.metrics.inputs import Array
+
 from pyro_vsd.plots.style import array, finish, look, new_axes
 from pyro_vsd.prediction import RegressionPrediction
-from pyro_vsd.prediction.checks import to_tensor
+from pyro_vsd.prediction.base import Array, to_tensor
 
 __all__ = ["band"]
 

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from pyro_vsd.metrics import aurc
 from pyro_vsd.metrics import risk_coverage as points
-from pyro_vsd.metrics.inputs import Array, Classes
-from pyro_vsd.metrics.selective import Loss, Sureness
+from pyro_vsd.metrics.base import Classes
+from pyro_vsd.metrics.selective import Loss, Certainty
 from pyro_vsd.plots.style import array, finish, look, named, new_axes
 from pyro_vsd.prediction import ClassificationPrediction, Prediction
 
@@ -21,7 +21,7 @@ def risk_coverage(
     prediction: Classes | Mapping[str, Classes],
     y: Array,
     *,
-    score: Sureness | None = None,
+    score: Certainty | None = None,
     loss: Loss | None = None,
     ax: Axes | None = None,
 ) -> Axes:
