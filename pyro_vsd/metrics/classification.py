@@ -66,7 +66,7 @@ def brier(prediction: Classes, y: Array) -> float:
     return mean(_row_brier(*labelled(prediction, y)))
 
 
-@metric("classes", "", lambda batch: total(predictive_entropy(batch.probs)))
+@metric("classes", "", lambda batch: total(torch.special.entr(batch.probs).sum(-1)))
 def predictive_entropy(prediction: Classes) -> Tensor:
     r"""Entropy of every row in nats, ``(N,)``: total uncertainty, from 0 to :math:`\log C`.
 
@@ -81,7 +81,7 @@ def predictive_entropy(prediction: Classes) -> Tensor:
     return torch.special.entr(probabilities(prediction)).sum(-1)
 
 
-@metric("class samples", "", lambda batch: total(mutual_information(batch.prediction)))
+@metric("class samples", "", lambda batch: total(with_samples(batch.prediction, "report").mutual_information))
 def mutual_information(prediction: Classes) -> Tensor:
     r"""Entropy of the mean minus mean of the entropies, in nats, ``(N,)``: epistemic uncertainty.
 
