@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributions import Poisson
 
+import pyro_vsd as vsd
 from pyro_vsd import metrics
 from pyro_vsd.metrics import RiskCoverage, aurc, risk_coverage
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -192,3 +193,27 @@ def test_impossible_coverage(coverage):
 def test_impossible_risk():
     with pytest.raises(ValueError, match=r"\brisk\b"):
         RiskCoverage(torch.ones(1), torch.tensor([0.5]), torch.zeros(1)).within(0.1)
+
+
+def test_rejecting_the_uncertain_half_leaves_less_error():
+    """blitz#52: how to reject a prediction. The error on the more certain half, against the error on all rows."""
+    train, test = (part.to(torch.float32) for part in vsd.datasets.digits())
+    net = vsd.nn.bayesianize(vsd.nn.mlp([64, 50, 10]).to(torch.float32))
+    model = vsd.nn.Classifier(net, num_data=len(train))
+    guide = vsd.VSDGuide(model)
+    loss = vsd.VSD_ELBO()(model, guide)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
+    for epoch in range(40):
+        for x, y in train.batches(100, seed=epoch):
+            optimizer.zero_grad()
+            loss(x, y).backward()
+            optimizer.step()
+    prediction = vsd.predict(model, guide, test.x, num_samples=50, seed=0)
+    curve = risk_coverage(prediction, test.y)
+    _, all_rows, _ = curve.at(1.0)
+    kept, half, threshold = curve.at(0.5)
+    certain = prediction.confidence >= threshold
+    assert float((prediction.labels[certain] != test.y[certain]).double().mean()) == pytest.approx(half)
+    assert kept == pytest.approx(0.5, abs=0.02)
+    assert all_rows > 0.01
+    assert half <= 0.25 * all_rows
