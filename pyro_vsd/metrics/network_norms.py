@@ -1,10 +1,11 @@
 """Sizes of a layer in the paper's theory: norms of its weight, and the explicit regulariser of its noise."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from pyro_vsd._utils import check_choice, check_integer
 from pyro_vsd.metrics.base import check_finite
@@ -53,21 +54,6 @@ def _matrix(weight: Array | nn.Module) -> Tensor:
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-class Noise(Protocol):
-    """A distribution of the noise ``(K,)``, such as a HouseholderNormal."""
-
-    @property
-    def mean(self) -> Tensor: ...
-
-    @property
-    def covariance_matrix(self) -> Tensor: ...
-
-    @property
-    def event_shape(self) -> torch.Size: ...
-
-    def sample(self, sample_shape: torch.Size) -> Tensor: ...
-
-
 class Estimate(NamedTuple):
     """A value and its standard error, 0 where it was computed exactly."""
 
@@ -80,7 +66,7 @@ def explicit_regularizer(
     layer: nn.Module | str,
     loss: Callable[[Any], Tensor],
     *inputs: Any,
-    noise: Noise | Tensor,
+    noise: Distribution | Tensor,
     on: Literal["input", "output"] | None = None,
     num_samples: int | None = None,
 ) -> Estimate:
@@ -182,7 +168,7 @@ class _Perturbation:
         return self.eta.reshape(self._layout(h, len(h)))
 
 
-def _directions(noise: Noise | Tensor, eta: Tensor, num_samples: int | None) -> Iterator[Tensor]:
+def _directions(noise: Any, eta: Tensor, num_samples: int | None) -> Iterator[Tensor]:
     """Columns of L with covariance L Lᵀ, the same for every example, or draws for each example, ``(B, K)``."""
     units = noise.shape[-1] if isinstance(noise, Tensor) else noise.event_shape[-1]
     if units != eta.shape[-1]:

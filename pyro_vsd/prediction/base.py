@@ -55,52 +55,36 @@ class Prediction:
         if mean.dim() < 1:
             raise ValueError("mean must have shape (N, ...), not (). Give one row as (1, ...).")
         self.num_samples = int(num_samples)
-        self._mean = mean.detach()
-        self._variance = check_shape("variance", variance, mean.shape)
-        self._samples = None if samples is None else check_shape("samples", samples, (num_samples, *mean.shape))
+        #: predictive mean, ``(N, ...)``
+        self.mean = mean.detach()
+        #: predictive variance, ``(N, ...)``: spread of the samples plus the mean of their own variances
+        self.variance = check_shape("variance", variance, mean.shape)
+        #: mean of each sample's predictive distribution, ``(S, N, ...)``, or None where not kept
+        self.samples = None if samples is None else check_shape("samples", samples, (num_samples, *mean.shape))
         if components is not None and tuple(components.batch_shape) != (num_samples, len(mean)):
             raise ValueError(
                 f"components must have batch shape {(num_samples, len(mean))}, not {tuple(components.batch_shape)}. "
                 "Move dimensions of one row's target into the event with .to_event(n)."
             )
-        self._components = components
-
-    @property
-    def mean(self) -> Tensor:
-        """Predictive mean, ``(N, ...)``."""
-        return self._mean
-
-    @property
-    def variance(self) -> Tensor:
-        """Predictive variance, ``(N, ...)``: spread of the samples plus the mean of their own variances."""
-        return self._variance
+        #: every sample's predictive distribution, of batch shape ``(S, N)``, or None where not kept
+        self.components = components
 
     @property
     def stddev(self) -> Tensor:
         """Square root of the variance, ``(N, ...)``."""
         return self.variance.sqrt()
 
-    @property
-    def samples(self) -> Tensor | None:
-        """Mean of each sample's predictive distribution, ``(S, N, ...)``, or None where not kept."""
-        return self._samples
-
-    @property
-    def components(self) -> Distribution | None:
-        """Every sample's predictive distribution, of batch shape ``(S, N)``, or None where not kept."""
-        return self._components
-
     def log_prob(self, y: Array) -> Tensor:
         """Log of the mean density over samples, one value per row ``(N,)``.
 
         :param y: targets, ``(N,) + event_shape``.
         """
-        if self._components is None:
+        if self.components is None:
             raise not_kept("log_prob")
         target = to_tensor(y, self.mean.device)
-        check_target(target, (len(self), *self._components.event_shape))
+        check_target(target, (len(self), *self.components.event_shape))
         with torch.no_grad():
-            return self._components.log_prob(target).logsumexp(0) - math.log(self.num_samples)
+            return self.components.log_prob(target).logsumexp(0) - math.log(self.num_samples)
 
     def to(self, target: torch.device | torch.dtype | str) -> "Self":
         """A copy on a different device, or with a different floating dtype.
@@ -113,10 +97,10 @@ class Prediction:
         return _moved(self, target)
 
     def __len__(self) -> int:
-        return len(self._mean)
+        return len(self.mean)
 
     def __repr__(self) -> str:
-        kept = "kept" if self._samples is not None else "not kept"
+        kept = "kept" if self.samples is not None else "not kept"
         return f"{type(self).__name__}(mean={tuple(self.mean.shape)}, num_samples={self.num_samples}, samples {kept})"
 
 

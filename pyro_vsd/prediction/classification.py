@@ -35,7 +35,8 @@ class ClassificationPrediction(Prediction):
         if probs.dim() != 2:
             raise ValueError(f"probs must have shape (N, C), not {tuple(probs.shape)}.")
         super().__init__(probs, probs * (1 - probs), num_samples, samples=samples)
-        self._expected_entropy = check_shape("expected_entropy", expected_entropy, probs.shape[:1])
+        #: mean over samples of the entropy in nats, ``(N,)``: aleatoric uncertainty
+        self.expected_entropy = check_shape("expected_entropy", expected_entropy, probs.shape[:1])
 
     @classmethod
     def from_samples(cls, samples: Tensor) -> "ClassificationPrediction":
@@ -51,7 +52,7 @@ class ClassificationPrediction(Prediction):
     @property
     def probs(self) -> Tensor:
         """Mean probabilities, ``(N, C)``."""
-        return self._mean
+        return self.mean
 
     @property
     def labels(self) -> Tensor:
@@ -67,11 +68,6 @@ class ClassificationPrediction(Prediction):
     def entropy(self) -> Tensor:
         """Entropy of the mean probabilities in nats, ``(N,)``: total uncertainty."""
         return torch.special.entr(self.probs).sum(-1)
-
-    @property
-    def expected_entropy(self) -> Tensor:
-        """Mean over samples of the entropy in nats, ``(N,)``: aleatoric uncertainty."""
-        return self._expected_entropy
 
     @property
     def mutual_information(self) -> Tensor:

@@ -53,12 +53,15 @@ class RegressionPrediction(Prediction):
     ) -> None:
         if mean.dim() not in (1, 2):
             raise ValueError(f"mean must have shape (N,) or (N, D), not {tuple(mean.shape)}.")
-        self._aleatoric = check_shape("aleatoric", aleatoric, mean.shape)
-        self._epistemic = check_shape("epistemic", epistemic, mean.shape)
-        super().__init__(mean, self._aleatoric + self._epistemic, num_samples, samples=samples)
+        #: variance of the observation noise, shaped as ``mean``: more data does not lower it
+        self.aleatoric = check_shape("aleatoric", aleatoric, mean.shape)
+        #: variance over samples of their means, shaped as ``mean``: more data lowers it
+        self.epistemic = check_shape("epistemic", epistemic, mean.shape)
+        super().__init__(mean, self.aleatoric + self.epistemic, num_samples, samples=samples)
         if (samples is None) != (scales is None):
             raise ValueError("samples and scales must be given together: one of them is missing.")
-        self._scales = None if samples is None or scales is None else _broadcast_scales(scales, samples)
+        #: standard deviation of each sample's Normal, shaped as ``samples``, or None where not kept
+        self.scales = None if samples is None or scales is None else _broadcast_scales(scales, samples)
 
     @classmethod
     def from_samples(cls, samples: Tensor, scales: Tensor) -> "RegressionPrediction":
@@ -70,21 +73,6 @@ class RegressionPrediction(Prediction):
         mean = samples.mean(0)
         epistemic = (samples - mean).square().mean(0)  # var() would warn of a prediction without rows
         return cls(mean, scales.square().mean(0), epistemic, len(samples), samples=samples, scales=scales)
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Variance of the observation noise, shaped as ``mean``: more data does not lower it."""
-        return self._aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Variance over samples of their means, shaped as ``mean``: more data lowers it."""
-        return self._epistemic
-
-    @property
-    def scales(self) -> Tensor | None:
-        """Standard deviation of each sample's Normal, shaped as ``samples``, or None where not kept."""
-        return self._scales
 
     def log_prob(self, y: Array) -> Tensor:
         r"""Log of the mean density :math:`\log \frac1S \sum_s \prod_d N(y_d; \mu_{sd}, \sigma_{sd}^2)`, ``(N,)``.
@@ -165,20 +153,20 @@ class RegressionPrediction(Prediction):
                 f"scale must be positive; its minimum is {a.min().item()}. Leave out a constant target, or divide it "
                 "by 1."
             )
-        samples = None if self._samples is None else a * self._samples + b
-        scales = None if self._scales is None else a * self._scales
-        moments = a * self._mean + b, a.square() * self._aleatoric, a.square() * self._epistemic
+        samples = None if self.samples is None else a * self.samples + b
+        scales = None if self.scales is None else a * self.scales
+        moments = a * self.mean + b, a.square() * self.aleatoric, a.square() * self.epistemic
         return type(self)(*moments, self.num_samples, samples=samples, scales=scales)
 
     def _target(self, y: Array) -> Tensor:
         """Targets shaped as the mean; bool targets get its dtype, so that they can be subtracted from."""
-        target = to_tensor(y, self._mean.device)
-        check_target(target, tuple(self._mean.shape))
-        return target.to(self._mean.dtype) if target.dtype == torch.bool else target
+        target = to_tensor(y, self.mean.device)
+        check_target(target, tuple(self.mean.shape))
+        return target.to(self.mean.dtype) if target.dtype == torch.bool else target
 
     def _each_output(self, name: str, values: float | Array) -> Tensor:
         """Finite values of shape ``()`` up to ``(1, D)``: one for each output, never one for each row."""
-        found, outputs = to_tensor(values, name=name).to(self._mean), self._mean.shape[1:]
+        found, outputs = to_tensor(values, name=name).to(self.mean), self.mean.shape[1:]
         try:
             found.broadcast_to(1, *outputs)
         except RuntimeError:
@@ -192,9 +180,9 @@ class RegressionPrediction(Prediction):
 
     def require_samples(self, method: str) -> tuple[Tensor, Tensor]:
         """Samples and scales; raises where they were not kept, with the name of the method that needs them."""
-        if self._samples is None or self._scales is None:
+        if self.samples is None or self.scales is None:
             raise not_kept(method)
-        return self._samples, self._scales
+        return self.samples, self.scales
 
     def row_blocks(self) -> list[slice]:
         """Slices of rows, small enough to process all samples of a slice at once."""
