@@ -163,7 +163,7 @@ class Stream:
         self._add(part)
 
     def update_ood(self, prediction: Classes, name: str = "ood") -> None:
-        """Add a batch of predictions on out-of-distribution inputs; ``name`` tells several such sets apart."""
+        """Add a batch of predictions on out-of-distribution inputs; ``name`` distinguishes several such sets."""
         self._outside.setdefault(name, []).append(ood_score(prediction, self.score))
 
     @classmethod

@@ -125,7 +125,7 @@ def test_mutual_information_per_row():
 
 
 def test_mutual_information_of_certain_samples_that_differ():
-    samples = torch.eye(4).unsqueeze(1)  # four samples of one row, each certain of another class
+    samples = torch.eye(4).unsqueeze(1)  # four samples of one row, each certain of a different class
     torch.testing.assert_close(metrics.mutual_information(samples), torch.tensor([math.log(4)]))
 
 

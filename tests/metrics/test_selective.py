@@ -51,7 +51,7 @@ def test_curve_by_hand():
 
 
 def test_area_by_hand():
-    # risks of the 1 to 6 surest rows; of the two at 0.6 each counts with their mean loss, 1/2
+    # risks of the 1 to 6 most certain rows; of the two at 0.6 each counts with their mean loss, 1/2
     assert aurc(PROBS, Y) == pytest.approx((0 + 0 + 1 / 3 + 1 / 4 + 1.5 / 5 + 2 / 6) / 6, rel=1e-12)
 
 
