@@ -5,7 +5,7 @@ from typing import Any
 import pyro.distributions as dist
 from torch import Tensor, nn
 
-from pyro_vsd.prediction.checks import check_labels, check_target
+from pyro_vsd.prediction.base import check_labels, check_target
 
 __all__ = ["Observation", "call", "check_classes", "num_rows", "rows_of"]
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from pyro_vsd.baselines.observation import Observation, call, check_classes, num_rows, rows_of
 from pyro_vsd.infer import predict as predict_by_guide
-from pyro_vsd.infer.collect import Collector, make_collector
-from pyro_vsd._utils import evaluation_mode
+from pyro_vsd.infer.modes import evaluation_mode
 from pyro_vsd.nn import Classifier, ObservationModel, Regressor
 from pyro_vsd.prediction import Prediction
+from pyro_vsd.prediction.collect import Collector, make_collector
 
 __all__ = [
     "GuideMethod",

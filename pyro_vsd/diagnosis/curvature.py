@@ -12,8 +12,8 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
 from pyro_vsd.diagnosis.rows import count_rows
 from pyro_vsd.distributions import LazyWeight
-from pyro_vsd.infer.collect import row_law
-from pyro_vsd._utils import evaluation_mode
+from pyro_vsd.infer.modes import evaluation_mode
+from pyro_vsd.prediction.collect import row_distribution
 
 __all__ = ["curvature", "curvature_or_reason"]
 
@@ -75,7 +75,7 @@ def curvature_or_reason(
         for site in model_trace.nodes.values():
             if not leaves or site["type"] != "sample" or not site["is_observed"]:
                 continue
-            law, scale = row_law(site["fn"], num_rows), _row_scale(site, num_rows)
+            law, scale = row_distribution(site["fn"], num_rows), _row_scale(site, num_rows)
             for output, weight in _directions(law):
                 grads = torch.autograd.grad(
                     output.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True

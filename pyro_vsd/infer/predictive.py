@@ -14,8 +14,8 @@ from pyro_vsd._utils import check_integer, evaluation_mode, mix_seed, num_rows, 
 from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
 from pyro_vsd.distributions.lazy_weight import NoiseSource
-from pyro_vsd.infer.collect import Collector, make_collector, row_law
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.prediction.collect import Collector, make_collector, row_distribution
 
 __all__ = ["predict"]
 
@@ -63,6 +63,9 @@ def predict(
     >>> vsd.predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
     torch.Size([5, 3])
     """
+    for name, value in (("model", model), ("guide", guide)):
+        if not callable(value):
+            raise TypeError(f"{name} must be a function or a module, not {type(value).__name__}.")
     check_integer("num_samples", num_samples, 1)
     if batch_size is not None:
         check_integer("batch_size", batch_size, 1)
@@ -94,11 +97,11 @@ def predict(
             total=num_samples * rows, desc="predict", unit="row", leave=False,
             disable=None if progress is None else not progress, delay=0 if progress else _PATIENCE,
         ) as bar:  # fmt: skip
-            for flat, law in passes:
-                law = row_law(law, len(flat))
+            for flat, observed in passes:
+                observed = row_distribution(observed, len(flat))
                 if collector is None:
-                    collector = make_collector(law, num_samples, rows, keep_samples)
-                collector.add(flat, law)
+                    collector = make_collector(observed, num_samples, rows, keep_samples)
+                collector.add(flat, observed)
                 bar.update(len(flat))
         assert collector is not None
         prediction = collector.finish()
@@ -178,8 +181,8 @@ class _Run:
             log = {n: NoiseSource(s.name, s.example_dim) for n, s in self.sources.items()}
             node = self.distribution(_with_sources(self.first, log), torch.zeros(size, dtype=torch.long))
             logs.append(log)
-            law = row_law(node["fn"], size)
-            shapes.add(law.batch_shape[1:] + law.event_shape)
+            observed = row_distribution(node["fn"], size)
+            shapes.add(observed.batch_shape[1:] + observed.event_shape)
         if len(shapes) > 1:
             raise ValueError(
                 f"the observed site has shapes {sorted(map(tuple, shapes))} for one and for two rows. Is a dimension "

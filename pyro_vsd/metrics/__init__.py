@@ -1,65 +1,28 @@
-"""Numbers from predictions: how good, how sure, how well the one knows the other.
+"""Numbers from predictions: quality, uncertainty, and whether the one matches the other.
 
-Scalars are Python floats; a measure of single rows is a tensor ``(N,)``. Tensors of any floating dtype and arrays are
-accepted alike.
+Scalars are Python floats; a metric of single rows is a tensor ``(N,)``. Functions take tensors of any floating dtype
+and arrays alike. A metric is one function in the file of its topic, listed in that file's ``__all__``; the decorator
+``metric`` above it enters it in the report.
 """
 
-from pyro_vsd.metrics.acquisition import acquisition
-from pyro_vsd.metrics.calibration import Bins, adaptive_ece, classwise_ece, ece, reliability_bins
-from pyro_vsd.metrics.classification import accuracy, brier, error_rate, mutual_information, nll, predictive_entropy
-from pyro_vsd.metrics.networks import spectral_norm, stable_rank
-from pyro_vsd.metrics.ood import (
-    ROC,
-    aupr_in,
-    aupr_out,
-    auroc,
-    detection_error,
-    fpr_at_95_tpr,
-    ood,
-    ood_score,
-    roc_curve,
-)
-from pyro_vsd.metrics.regression import calibration_error, coverage, crps, log_likelihood, rmse
-from pyro_vsd.metrics.regularizer import Estimate, explicit_regularizer
-from pyro_vsd.metrics.report import Report
-from pyro_vsd.metrics.selective import RiskCoverage, aurc, risk_coverage
-from pyro_vsd.metrics.stream import Stream, report
+# ruff: noqa: F403, I001 (the order of these lines is the order of the report)
+from pyro_vsd.metrics import classification, calibration, regression, out_of_distribution, selective, network_norms
+from pyro_vsd.metrics import base, reporting
+from pyro_vsd.metrics.base import *
+from pyro_vsd.metrics.classification import *
+from pyro_vsd.metrics.calibration import *
+from pyro_vsd.metrics.regression import *
+from pyro_vsd.metrics.out_of_distribution import *
+from pyro_vsd.metrics.selective import *
+from pyro_vsd.metrics.network_norms import *
+from pyro_vsd.metrics.reporting import *
 
-__all__ = [
-    "ROC",
-    "Bins",
-    "Estimate",
-    "Report",
-    "RiskCoverage",
-    "Stream",
-    "accuracy",
-    "acquisition",
-    "adaptive_ece",
-    "aupr_in",
-    "aupr_out",
-    "aurc",
-    "auroc",
-    "brier",
-    "calibration_error",
-    "classwise_ece",
-    "coverage",
-    "crps",
-    "detection_error",
-    "ece",
-    "error_rate",
-    "explicit_regularizer",
-    "fpr_at_95_tpr",
-    "log_likelihood",
-    "mutual_information",
-    "nll",
-    "ood",
-    "ood_score",
-    "predictive_entropy",
-    "reliability_bins",
-    "report",
-    "risk_coverage",
-    "rmse",
-    "roc_curve",
-    "spectral_norm",
-    "stable_rank",
-]
+__all__ = []
+__all__ += base.__all__
+__all__ += classification.__all__
+__all__ += calibration.__all__
+__all__ += regression.__all__
+__all__ += out_of_distribution.__all__
+__all__ += selective.__all__
+__all__ += network_norms.__all__
+__all__ += reporting.__all__

@@ -1,22 +1,26 @@
-"""How good predicted distributions of numbers are.
+"""Quality of predicted distributions of regression targets.
 
 Every function takes a :class:`~pyro_vsd.prediction.RegressionPrediction` and targets ``y`` shaped as its mean,
-``(N,)`` or ``(N, D)``; with several outputs, each counts by itself, except in the log-likelihood, which is joint.
+``(N,)`` or ``(N, D)``. Several outputs count one by one, except in the log-likelihood, which is joint.
 """
-
-from __future__ import annotations
 
 import math
 
 import torch
 from torch import Tensor
 
-from pyro_vsd.metrics.inputs import Array, as_tensor, gaussians, mean, targets
-from pyro_vsd.prediction import Prediction
+from pyro_vsd._utils import check_integer
+from pyro_vsd.metrics.base import as_tensor, check_finite, mean, metric, per_target, targets, total
+from pyro_vsd.prediction import Prediction, RegressionPrediction
+from pyro_vsd.prediction.base import Array
 
 __all__ = ["calibration_error", "coverage", "crps", "log_likelihood", "rmse"]
 
 
+@metric(
+    "regression", "lower",
+    lambda batch: total(batch.errors.square()), lambda squares, seen: math.sqrt(per_target(squares, seen)),
+)  # fmt: skip
 def rmse(prediction: Prediction | Array, y: Array) -> float:
     """Root mean squared error of the predictive mean, in the units of y. Lower is better.
 
@@ -29,101 +33,121 @@ def rmse(prediction: Prediction | Array, y: Array) -> float:
     return math.sqrt(mean((means - targets(means, y)).square()))
 
 
+@metric("density", "higher", lambda batch: total(_row_log_likelihood(batch.prediction, batch.y)))
 def log_likelihood(prediction: Prediction, y: Array) -> float:
-    r"""Mean over rows of :math:`\log \frac1S \sum_s p(y_n \mid x_n, W_s)`, in nats. Higher is better.
+    r"""Mean over rows of the log of the predictive density, in nats. Higher is better.
 
-    Few samples bias it downwards, most where the noise is small: use the same number for all methods compared.
+    .. math:: \frac1N \sum_n \log \frac1S \sum_s p(y_n \mid x_n, W_s)
 
-    >>> from pyro_vsd.prediction import RegressionPrediction
-    >>> prediction = RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
+    Few samples bias it downwards, most where the noise is small: compare methods with the same number.
+
+    >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
     >>> round(log_likelihood(prediction, torch.zeros(2)), 4)
     -0.9189
     """
     if not isinstance(prediction, Prediction):
-        raise TypeError(f"expected a Prediction, got {type(prediction).__name__}. For probabilities use nll.")
-    return mean(row_log_likelihood(prediction, y))
+        raise TypeError(f"prediction must be a Prediction, not {type(prediction).__name__}. For probabilities use nll.")
+    return mean(_row_log_likelihood(prediction, y))
 
 
-def coverage(prediction: Prediction, y: Array, level: float = 0.95) -> float:
-    """Share of targets inside the central predictive interval. Near ``level`` is right; below, the model is too sure.
-
-    >>> from pyro_vsd.prediction import RegressionPrediction
-    >>> prediction = RegressionPrediction.from_samples(torch.zeros(1, 4), torch.tensor(1.0))
-    >>> coverage(prediction, torch.tensor([-3.0, -1.0, 1.0, 1.9]), level=0.95)
-    0.75
-    """
-    return mean(inside(row_cdf(prediction, y, "coverage"), level))
-
-
+@metric("mixture", "lower", lambda batch: total(_row_crps(batch.prediction, batch.y)), per_target)
 def crps(prediction: Prediction, y: Array) -> float:
-    r"""Continuous ranked probability score :math:`\int (F(t) - 1[t \ge y])^2 dt`, in the units of y. Lower is better.
+    r"""Continuous ranked probability score, in the units of y. Lower is better.
 
-    Of the Gaussian mixture itself, not of draws from it: :math:`E|Y - y| - \frac12 E|Y - Y'|` to rounding. For a
-    certain prediction it is the absolute error.
+    .. math:: \int (F(t) - 1[t \ge y])^2 dt = E|Y - y| - \tfrac12 E|Y - Y'|
 
-    >>> from pyro_vsd.prediction import RegressionPrediction
-    >>> prediction = RegressionPrediction.from_samples(torch.zeros(1, 1), torch.tensor(1.0))
+    Computed for the Gaussian mixture itself, not for draws from it, exact to rounding. For a certain prediction it is
+    the absolute error.
+
+    >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 1), torch.tensor(1.0))
     >>> round(crps(prediction, torch.zeros(1)), 4)
     0.2337
     """
-    return mean(row_crps(prediction, y))
+    return mean(_row_crps(prediction, y))
 
 
+@metric("mixture", "level", lambda batch: total(_inside(batch.cdf, batch.level)), per_target)
+def coverage(prediction: Prediction, y: Array, level: float = 0.95) -> float:
+    """Share of targets inside the central predictive interval. Best near ``level``; below it, the model is too sure.
+
+    >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 4), torch.tensor(1.0))
+    >>> coverage(prediction, torch.tensor([-3.0, -1.0, 1.0, 1.9]), level=0.95)
+    0.75
+    """
+    return mean(_inside(_row_cdf(prediction, y, "coverage"), level))
+
+
+@metric(
+    "mixture", "lower",
+    lambda batch: _below_levels(batch.cdf, 99), lambda counts, seen: _level_gap(counts, seen.num_targets),
+)  # fmt: skip
 def calibration_error(prediction: Prediction, y: Array, num_levels: int = 99) -> float:
-    r"""Mean over levels p of :math:`|\frac1N \sum_n 1[F_n(y_n) \le p] - p|`. Lower is better; from 0 to 1/2.
+    r"""Mean error of the predicted quantiles' levels. Lower is better; from 0 to 1/2.
 
-    Levels are :math:`1/(L+1), \dots, L/(L+1)`. Below a right quantile must lie that share of targets, so the error
-    sees too narrow, too wide and shifted predictions alike.
+    .. math:: \frac1L \sum_{p} \Bigl|\frac1N \sum_n 1[F_n(y_n) \le p] - p\Bigr|, \qquad
+              p = \tfrac1{L+1}, \dots, \tfrac L{L+1}
 
-    >>> from pyro_vsd.prediction import RegressionPrediction
-    >>> prediction = RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
+    A share p of the targets must lie below a correct quantile of level p, so the error sees predictions that are too
+    narrow, too wide or shifted.
+
+    >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
     >>> round(calibration_error(prediction, torch.tensor([9.0, 9.0])), 4)
     0.5
     """
-    counts = below_levels(row_cdf(prediction, y, "calibration_error"), num_levels)
-    return level_gap(counts, prediction.mean.numel())
+    counts = _below_levels(_row_cdf(prediction, y, "calibration_error"), num_levels)
+    return _level_gap(counts, prediction.mean.numel())
 
 
-def row_log_likelihood(prediction: Prediction, y: Array) -> Tensor:
+def _gaussians(prediction: Prediction, needs: str) -> RegressionPrediction:
+    """The prediction, finite and with samples; ``needs`` names the metric for the error."""
+    if not isinstance(prediction, RegressionPrediction):
+        raise TypeError(f"{needs} needs a RegressionPrediction as prediction, not {type(prediction).__name__}.")
+    prediction.require_samples(needs)
+    check_finite("prediction", prediction.mean)
+    return prediction
+
+
+def _row_log_likelihood(prediction: Prediction, y: Array) -> Tensor:
     """Log-density of every row, ``(N,)``."""
     if not len(prediction):
-        raise ValueError("expected a prediction with at least one row, got none.")
+        raise ValueError("prediction is empty: it has no rows.")
     rows = prediction.log_prob(y)
     if bool(rows.isnan().any()):
-        raise ValueError(f"expected finite log-densities, got NaN in {int(rows.isnan().sum())} of {len(rows)} rows.")
+        raise ValueError(
+            f"the log-density is NaN in {int(rows.isnan().sum())} of {len(rows)} rows. Check prediction and y for NaN."
+        )
     return rows
 
 
-def row_cdf(prediction: Prediction, y: Array, needs: str) -> Tensor:
+def _row_cdf(prediction: Prediction, y: Array, needs: str) -> Tensor:
     """Predictive probability of a value below each target, shaped as y."""
-    checked = gaussians(prediction, needs)
+    checked = _gaussians(prediction, needs)
     return checked.cdf(targets(checked.mean, y))
 
 
-def inside(cdf: Tensor, level: float) -> Tensor:
+def _inside(cdf: Tensor, level: float) -> Tensor:
     """1 where a target lies in the central interval of that level, else 0."""
     if not 0 < level < 1:
-        raise ValueError(f"expected level strictly between 0 and 1, got {level}.")
+        raise ValueError(f"level must lie strictly between 0 and 1, not {level}.")
     return (cdf - 0.5).abs().le(level / 2).double()
 
 
-def below_levels(cdf: Tensor, num_levels: int) -> Tensor:
+def _below_levels(cdf: Tensor, num_levels: int) -> Tensor:
     """Number of targets at or below each predicted quantile, ``(L,)``."""
-    if num_levels < 1:
-        raise ValueError(f"expected num_levels of at least 1, got {num_levels}.")
+    check_integer("num_levels", num_levels, 1)
     levels = torch.arange(1, num_levels + 1, dtype=cdf.dtype, device=cdf.device) / (num_levels + 1)
     return torch.bincount(torch.bucketize(cdf.flatten(), levels), minlength=num_levels + 1)[:-1].cumsum(0)
 
 
-def level_gap(counts: Tensor, total: int) -> float:
-    """Mean distance of observed shares, ``counts / total``, from their levels."""
+def _level_gap(counts: Tensor, num_targets: int) -> float:
+    """Mean distance of the observed shares from their levels."""
     levels = torch.arange(1, len(counts) + 1, dtype=torch.float64, device=counts.device) / (len(counts) + 1)
-    return float((counts / total - levels).abs().mean())
+    return float((counts / num_targets - levels).abs().mean())
 
 
-def row_crps(prediction: Prediction, y: Array) -> Tensor:
+def _row_crps(prediction: Prediction, y: Array) -> Tensor:
     """Score of every target, shaped as y."""
-    checked = gaussians(prediction, "crps")
+    checked = _gaussians(prediction, "crps")
     target, out = targets(checked.mean, y), torch.empty_like(checked.mean)
     samples, scales = checked.require_samples("crps")
     for rows in checked.row_blocks():

@@ -1,35 +1,33 @@
-"""Pictures of predicted classes: calibration, entropies, detection of unfamiliar inputs."""
-
-from __future__ import annotations
+"""Figures of predicted classes: calibration, entropies, out-of-distribution detection, selective prediction."""
 
 import math
 from collections.abc import Mapping
 
-import numpy
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pyro_vsd.metrics import auroc, ece, ood_score, predictive_entropy, reliability_bins, roc_curve
-from pyro_vsd.metrics.inputs import Array, Classes, probabilities
-from pyro_vsd.metrics.ood import Score
+from pyro_vsd import metrics
+from pyro_vsd.metrics.base import Classes, has_classes, probabilities
+from pyro_vsd.metrics.out_of_distribution import Score
+from pyro_vsd.metrics.selective import Certainty, Loss
 from pyro_vsd.plots.style import GREY, array, finish, look, named, new_axes
 from pyro_vsd.prediction import Prediction
-from pyro_vsd.prediction.checks import to_tensor
+from pyro_vsd.prediction.base import Array, to_tensor
 
-__all__ = ["entropy_cdf", "entropy_histogram", "ood_roc", "reliability"]
+__all__ = ["entropy_cdf", "entropy_histogram", "ood_roc", "reliability", "risk_coverage"]
 
-# Points of a curve beyond which a page shows no more.
+# More points of a curve than a page can show.
 _MAX_POINTS = 4096
 
 
 def reliability(
     prediction: Classes | Mapping[str, Classes], y: Array, *, num_bins: int = 15, ax: Axes | None = None
 ) -> Axes:
-    """Accuracy against confidence, in bins, with 95 % Wilson intervals of the accuracy; the diagonal is right.
+    """Accuracy against confidence, in bins, with 95 % Wilson intervals; below the diagonal a model is too sure.
 
-    Below the diagonal a model is too sure. One prediction is drawn as bars with its gaps to the mean confidence,
-    several as lines.
+    One prediction is drawn as bars with its gaps to the mean confidence, several as lines.
 
     :param prediction: one, in any form the metrics take, or several by name, on the same inputs.
     :param y: labels, ``(N,)``.
@@ -41,12 +39,12 @@ def reliability(
     axes, series = new_axes(ax), named(prediction)
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="_diagonal")
     for index, (name, one) in enumerate(series.items()):
-        style, bins = look(index), reliability_bins(one, y, num_bins)
+        style, bins = look(index), metrics.reliability_bins(one, y, num_bins)
         middle = (bins.edges[1:] + bins.edges[:-1]) / 2
         low, high = _wilson(bins.accuracy, bins.size)
         error = array(torch.stack([bins.accuracy - low, high - bins.accuracy]).clamp(min=0)[:, bins.size > 0])
         at, accuracy, confidence = (array(v[bins.size > 0]) for v in (middle, bins.accuracy, bins.confidence))
-        label = f"{name}, ECE {ece(one, y, num_bins):.3f}".removeprefix(", ")
+        label = f"{name}, ECE {metrics.ece(one, y, num_bins):.3f}".removeprefix(", ")
         if len(series) == 1:
             width = 1 / num_bins
             axes.bar(at, accuracy, width, color=style.colour, edgecolor="white", alpha=0.55, label=label)
@@ -65,7 +63,7 @@ def reliability(
 
 
 def entropy_histogram(prediction: Classes | Mapping[str, Classes], *, bins: int = 30, ax: Axes | None = None) -> Axes:
-    """Density of the predictive entropy: near zero is right on familiar inputs, spread out on unfamiliar ones.
+    """Density of the predictive entropy: best near zero in distribution, and spread out outside of it.
 
     :param prediction: one, or several by name, such as in- and out-of-distribution inputs, or several methods.
 
@@ -77,7 +75,7 @@ def entropy_histogram(prediction: Classes | Mapping[str, Classes], *, bins: int 
     top = _largest_entropy(series)
     for index, (name, one) in enumerate(series.items()):
         style = look(index)
-        density, edges = numpy.histogram(array(predictive_entropy(one)), bins, (0, top), density=True)
+        density, edges = np.histogram(array(metrics.predictive_entropy(one)), bins, (0, top), density=True)
         axes.stairs(density, edges, fill=True, color=style.colour, alpha=0.18, label="_fill")
         # hatches of more than two would cover each other
         axes.stairs(
@@ -89,7 +87,7 @@ def entropy_histogram(prediction: Classes | Mapping[str, Classes], *, bins: int 
 
 
 def entropy_cdf(prediction: Classes | Mapping[str, Classes], *, ax: Axes | None = None) -> Axes:
-    """Share of rows with at most that predictive entropy; for unfamiliar inputs, lower lines are better.
+    """Share of rows with at most that predictive entropy; out of distribution, lower lines are better.
 
     :param prediction: one, or several by name.
 
@@ -99,12 +97,12 @@ def entropy_cdf(prediction: Classes | Mapping[str, Classes], *, ax: Axes | None 
     axes, series = new_axes(ax), named(prediction)
     top = _largest_entropy(series)
     for index, (name, one) in enumerate(series.items()):
-        style, entropy = look(index), array(predictive_entropy(one).sort().values)
+        style, entropy = look(index), array(metrics.predictive_entropy(one).sort().values)
         ranks = array(_thin(torch.arange(1, len(entropy) + 1)))
         x, share = entropy[ranks - 1], ranks / len(entropy)
-        # from (0, 0) to the right edge, also where all rows are sure or unsure
+        # from (0, 0) to the right edge, also where all entropies are equal
         axes.step(
-            numpy.concatenate([[0], x, [max(top, x[-1])]]), numpy.concatenate([[0], share, [1]]), where="post",
+            np.concatenate([[0], x, [max(top, x[-1])]]), np.concatenate([[0], share, [1]]), where="post",
             color=style.colour, linestyle=style.line, linewidth=1.6, label=name or "_single",
         )  # fmt: skip
     axes.set(xlim=(0, top), ylim=(0, 1.02))
@@ -122,29 +120,66 @@ def ood_roc(
 
     :param inside: prediction on in-distribution inputs, or scores ``(N,)``; or several methods by name.
     :param outside: the same on out-of-distribution inputs, with the same names.
-    :param score: what rows are ranked by, where predictions are given.
+    :param score: the score that ranks the rows of predictions.
 
     >>> ood_roc(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([1.0, 3.0])).get_lines()[-1].get_label()
     'AUROC 0.917'
     """
     axes, positives, negatives = new_axes(ax), named(inside), named(outside)
     if positives.keys() != negatives.keys():
-        raise ValueError(f"expected the same names in inside and outside, got {[*positives]} and {[*negatives]}.")
+        raise ValueError(f"inside and outside must have the same names, not {[*positives]} and {[*negatives]}.")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="_chance")
     for index, name in enumerate(positives):
         style = look(index)
         scores = _scores(positives[name], score), _scores(negatives[name], score)
-        fpr, tpr = (array(_thin(part)) for part in roc_curve(*scores))
-        label = f"{name}, AUROC {auroc(*scores):.3f}".removeprefix(", ")
+        fpr, tpr = (array(_thin(part)) for part in metrics.roc_curve(*scores))
+        label = f"{name}, AUROC {metrics.auroc(*scores):.3f}".removeprefix(", ")
         axes.plot(fpr, tpr, color=style.colour, linestyle=style.line, linewidth=1.6, label=label)
     axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
     return finish(axes, "accepted out of distribution (FPR)", "accepted in distribution (TPR)")
 
 
+def risk_coverage(
+    prediction: Classes | Mapping[str, Classes],
+    y: Array,
+    *,
+    score: Certainty | None = None,
+    loss: Loss | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Loss of the rows that are kept, against their share; lower is better. Dotted: rejection at random.
+
+    :param prediction: one of classes or of a regression, or several by name, on the same inputs.
+    :param y: their targets.
+    :param score: the ranking of rows, as in :func:`pyro_vsd.metrics.risk_coverage`.
+    :param loss: from prediction and y to one loss for each row; by default the error or the squared error.
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> risk_coverage(probs, torch.tensor([0, 1, 1])).get_lines()[-1].get_label()
+    'AURC 0.111'
+    """
+    axes, series = new_axes(ax), named(prediction)
+    for index, (name, one) in enumerate(series.items()):
+        style, curve = look(index), metrics.risk_coverage(one, y, score=score, loss=loss)
+        label = f"{name}, AURC {metrics.aurc(one, y, score=score, loss=loss):.3g}".removeprefix(", ")
+        axes.axhline(float(curve.risk[-1]), color=style.colour, linewidth=0.8, linestyle=":", label="_random")
+        # left of its first point the most certain rows are kept or rejected together
+        coverage, risk = torch.cat([curve.coverage[:1] * 0, curve.coverage]), torch.cat([curve.risk[:1], curve.risk])
+        axes.step(
+            array(coverage), array(risk), where="pre",
+            color=style.colour, linestyle=style.line, linewidth=1.6, label=label,
+        )  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0 if axes.get_ylim()[1] > 0 else None)
+    what = "error rate" if all(map(has_classes, series.values())) else "squared error"
+    what = "loss" if loss is not None else what
+    return finish(axes, "coverage (share of rows kept)", f"{what} of the rows kept")
+
+
 def _scores(prediction: Classes, score: Score) -> Tensor:
     if not isinstance(prediction, Prediction) and prediction.ndim == 1:
         return to_tensor(prediction)
-    return ood_score(prediction, score)
+    return metrics.ood_score(prediction, score)
 
 
 def _largest_entropy(series: Mapping[str, Classes]) -> float:
@@ -153,14 +188,14 @@ def _largest_entropy(series: Mapping[str, Classes]) -> float:
 
 
 def _thin(points: Tensor) -> Tensor:
-    """At most so many of the points, evenly spaced, the first and the last among them."""
+    """At most ``_MAX_POINTS`` of the points, evenly spaced, with the first and the last."""
     if len(points) <= _MAX_POINTS:
         return points
     return points[torch.linspace(0, len(points) - 1, _MAX_POINTS, dtype=torch.float64).round().long()]
 
 
 def _wilson(share: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """95 % interval of a share of so many rows; unlike the standard error it is not zero at a share of 0 or 1."""
+    """95 % interval of a share of ``size`` rows; unlike the standard error it is not zero at a share of 0 or 1."""
     z = 1.96
     centre = (share + z**2 / (2 * size)) / (1 + z**2 / size)
     half = z / (1 + z**2 / size) * (share * (1 - share) / size + z**2 / (4 * size**2)).sqrt()

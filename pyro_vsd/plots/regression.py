@@ -1,16 +1,14 @@
-"""Pictures of predicted numbers."""
-
-from __future__ import annotations
+"""Figures of predicted regression targets."""
 
 from typing import Literal
 
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pyro_vsd.metrics.inputs import Array
+from pyro_vsd._utils import check_choice, check_integer
 from pyro_vsd.plots.style import array, finish, look, new_axes
 from pyro_vsd.prediction import RegressionPrediction
-from pyro_vsd.prediction.checks import to_tensor
+from pyro_vsd.prediction.base import Array, to_tensor
 
 __all__ = ["band"]
 
@@ -26,26 +24,25 @@ def band(
 ) -> Axes:
     """Predictive mean over one input, with bands of 1 to ``num_sigmas`` standard deviations.
 
-    Shaded is the part asked for; around the total, dashed lines show how much of the widest band is epistemic.
+    The bands show ``part``; with the total, dashed lines show how much of the widest band is epistemic.
 
     :param x: inputs ``(N,)`` or ``(N, 1)``, in any order.
     :param prediction: of one output, ``(N,)`` or ``(N, 1)``.
     :param data: training inputs and targets, drawn as points.
 
-    >>> import torch
     >>> x = torch.linspace(-1, 1, 20)
     >>> prediction = RegressionPrediction.from_samples(torch.stack([x, -x]), torch.tensor(0.1))
     >>> len(band(x, prediction).collections)  # three bands
     3
     """
-    if part not in ("total", "aleatoric", "epistemic"):
-        raise ValueError(f"expected part 'total', 'aleatoric' or 'epistemic', got {part!r}.")
-    if num_sigmas < 1:
-        raise ValueError(f"expected num_sigmas of at least 1, got {num_sigmas}.")
-    inputs = _column("x", to_tensor(x))
+    check_choice("part", part, ("total", "aleatoric", "epistemic"))
+    check_integer("num_sigmas", num_sigmas, 1)
+    inputs = _column("x", to_tensor(x, name="x"))
     mean = _column("prediction", prediction.mean)
     if len(inputs) != len(mean):
-        raise ValueError(f"expected x of {len(mean)} rows, as many as the prediction, got {len(inputs)}.")
+        raise ValueError(
+            f"x has {len(inputs)} rows, and the prediction {len(mean)}. Give the inputs of the prediction."
+        )
     variance = prediction.variance if part == "total" else getattr(prediction, part)
     scale, epistemic = _column("prediction", variance).sqrt(), _column("prediction", prediction.epistemic).sqrt()
     order = inputs.argsort()
@@ -67,7 +64,7 @@ def band(
                 color=second.colour, linestyle=second.line, linewidth=1.2, label=label,
             )  # fmt: skip
     if data is not None:
-        points = (array(_column("data", to_tensor(values))) for values in data)
+        points = (array(_column("data", to_tensor(values, name="data"))) for values in data)
         axes.plot(*points, "k.", markersize=4, label="data", zorder=3)
     return finish(axes, "x", "y")
 
@@ -78,6 +75,6 @@ def _column(name: str, values: Tensor) -> Tensor:
         values = values.squeeze(-1)
     if values.dim() != 1:
         raise ValueError(
-            f"expected {name} of shape (N,) or (N, 1), got {tuple(values.shape)}. Draw one input against one output."
+            f"{name} must have shape (N,) or (N, 1), not {tuple(values.shape)}: one input against one output."
         )
     return values

@@ -1,6 +1,4 @@
-"""Axes, colours and line styles that all figures share. Nothing global is changed."""
-
-from __future__ import annotations
+"""Axes, colours and line styles of all figures. No global setting changes."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,9 +12,9 @@ __all__ = ["GREY", "Look", "array", "finish", "look", "named", "new_axes", "one_
 
 GREY = "#666666"
 
-# The colours of Okabe and Ito, which colour-blind people tell apart, without the yellow that white paper swallows.
+# The colours of Okabe and Ito for colour-blind readers, without yellow, which is invisible on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-# Five styles against seven colours: 35 series until a pair returns, and neighbours differ in both, also in grey.
+# Five styles and seven colours: 35 series before a pair repeats, and neighbours differ in both, also in grey.
 _LINES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
 _MARKERS = ("o", "s", "^", "D", "v")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx")
@@ -44,7 +42,7 @@ def look(index: int) -> Look:
 
 
 def new_axes(ax: Axes | None) -> Axes:
-    """The given axes, or those of a new figure that notebooks show."""
+    """The given axes, or those of a new figure."""
     if ax is not None:
         return one_axes("ax", ax)
     _, fresh = plt.subplots(figsize=(5.0, 3.6), layout="constrained")
@@ -52,30 +50,29 @@ def new_axes(ax: Axes | None) -> Axes:
 
 
 def one_axes(name: str, ax: Any) -> Axes:
-    """Axes, or an error that names the argument: ``plt.subplots`` gives an array of them where there are several."""
+    """Axes; raises where it is none, such as the array that ``plt.subplots`` returns for several."""
     if not isinstance(ax, Axes):
-        size = getattr(ax, "shape", None)
-        got = f"an array of shape {size}. Take one of them: {name}.flat[0]" if size is not None else f"{ax!r}"
-        raise TypeError(f"expected {name} as one matplotlib Axes, got {got}.")
+        remedy = f" Take one of the array: {name}.flat[0]" if hasattr(ax, "shape") else ""
+        raise TypeError(f"{name} must be one matplotlib Axes, not a {type(ax).__name__}.{remedy}")
     return ax
 
 
 def array(tensor: Tensor) -> NDArray[Any]:
-    """Numbers that matplotlib can draw."""
+    """The array that matplotlib draws."""
     return tensor.detach().cpu().numpy()
 
 
 def named(things: Any) -> dict[str, Any]:
-    """Things by name; a single one has the empty name, which no legend shows."""
+    """Series by name; a single one has the empty name, without a legend."""
     if isinstance(things, Mapping):
         if not things:
-            raise ValueError("expected at least one entry to draw, got an empty dict.")
+            raise ValueError("there is nothing to draw: the dict is empty.")
         return dict(things)
     return {"": things}
 
 
 def finish(ax: Axes, xlabel: str, ylabel: str, legend: bool | None = None) -> Axes:
-    """Labels, a frame of two sides, and a legend where something has a name."""
+    """Labels, a frame of two sides, and a legend where a series has a name."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.spines[["top", "right"]].set_visible(False)

@@ -1,26 +1,20 @@
 """The prediction of classes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
-from pyro_vsd.prediction.checks import check_labels, check_numbers, shaped, to_tensor
-from pyro_vsd.prediction.generic import Prediction
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from pyro_vsd.prediction.base import Array, Prediction, check_floats, check_labels, check_shape, to_tensor
 
 __all__ = ["ClassificationPrediction"]
 
 
 class ClassificationPrediction(Prediction):
-    r"""Predicted classes: mean probabilities :math:`\bar p = \frac1S \sum_s p_s`, and where their entropy comes from.
+    r"""Predicted classes: mean probabilities and the two parts of their entropy, in nats.
 
-    ``entropy`` :math:`H[\bar p]` (total, in nats) = ``expected_entropy`` :math:`\frac1S \sum_s H[p_s]` (aleatoric)
-    + ``mutual_information`` (epistemic: what the samples disagree about).
+    .. math:: \bar p = \frac1S \sum_s p_s, \qquad H[\bar p] = \frac1S \sum_s H[p_s] + I
+
+    ``entropy`` is the total. ``expected_entropy`` is aleatoric. ``mutual_information`` is epistemic: the samples
+    disagree.
 
     :param probs: mean probabilities, ``(N, C)``.
     :param expected_entropy: mean over samples of the entropy, ``(N,)``.
@@ -39,16 +33,17 @@ class ClassificationPrediction(Prediction):
         self, probs: Tensor, expected_entropy: Tensor, num_samples: int, *, samples: Tensor | None = None
     ) -> None:
         if probs.dim() != 2:
-            raise ValueError(f"expected probs of shape (N, C), got {tuple(probs.shape)}.")
+            raise ValueError(f"probs must have shape (N, C), not {tuple(probs.shape)}.")
         super().__init__(probs, probs * (1 - probs), num_samples, samples=samples)
-        self._expected_entropy = shaped("expected_entropy", expected_entropy, probs.shape[:1])
+        #: mean over samples of the entropy in nats, ``(N,)``: aleatoric uncertainty
+        self.expected_entropy = check_shape("expected_entropy", expected_entropy, probs.shape[:1])
 
     @classmethod
-    def from_samples(cls, samples: Tensor) -> ClassificationPrediction:
+    def from_samples(cls, samples: Tensor) -> "ClassificationPrediction":
         """From each sample's probabilities ``(S, N, C)``, which are kept."""
-        check_numbers("samples", samples)
+        check_floats("samples", samples)
         if samples.dim() != 3 or len(samples) < 1:
-            raise ValueError(f"expected samples of shape (S, N, C) with S of at least 1, got {tuple(samples.shape)}.")
+            raise ValueError(f"samples must have shape (S, N, C) with S of at least 1, not {tuple(samples.shape)}.")
         samples = samples.detach()
         # sample by sample: the entropy terms of all at once would double the memory
         total = sum((torch.special.entr(probs).sum(-1) for probs in samples), samples.new_zeros(()))
@@ -57,7 +52,7 @@ class ClassificationPrediction(Prediction):
     @property
     def probs(self) -> Tensor:
         """Mean probabilities, ``(N, C)``."""
-        return self._mean
+        return self.mean
 
     @property
     def labels(self) -> Tensor:
@@ -75,16 +70,11 @@ class ClassificationPrediction(Prediction):
         return torch.special.entr(self.probs).sum(-1)
 
     @property
-    def expected_entropy(self) -> Tensor:
-        """Mean over samples of the entropy in nats, ``(N,)``: aleatoric uncertainty."""
-        return self._expected_entropy
-
-    @property
     def mutual_information(self) -> Tensor:
         """Entropy minus expected entropy, ``(N,)``: epistemic uncertainty. Rounding below zero is cut off."""
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
-    def log_prob(self, y: Tensor | NDArray[Any]) -> Tensor:
-        """Log of the mean probability of class ``y (N,)``, one number a row; needs no samples."""
+    def log_prob(self, y: Array) -> Tensor:
+        """Log of the mean probability of class ``y (N,)``, one value per row; needs no samples."""
         labels = check_labels(to_tensor(y, self.mean.device), len(self), self.probs.shape[-1])
         return self.probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).log()

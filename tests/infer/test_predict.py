@@ -631,3 +631,124 @@ def test_working_memory_is_flat_in_the_number_of_samples():
     few, many = peak(50), peak(500)
     # all samples at once would take 500 × 500 × 200 numbers: 400 MB
     assert many < few + 40e6
+
+
+# ---- what newcomers ask: what to call, where the uncertainty of a class is (blitz#56, Laplace#131)
+
+
+def test_classes_come_with_names_and_shapes():
+    model, (x, _) = models.classifier(), models.data()
+    prediction = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=7)
+    assert prediction.probs.shape == (12, 3)
+    assert prediction.samples.shape == (7, 12, 3)
+    for name in ("labels", "confidence", "entropy", "expected_entropy", "mutual_information"):
+        assert getattr(prediction, name).shape == (12,), name
+    assert_close(prediction.entropy, prediction.expected_entropy + prediction.mutual_information)
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [((3, 5, 1), (12,)), ((3, 5, 2), (12, 2))])
+def test_regressions_come_with_names_and_shapes(sizes, shape):
+    model, (x, _) = models.regressor(sizes=sizes), models.data()
+    prediction = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=7)
+    for name in ("mean", "variance", "aleatoric", "epistemic", "stddev"):
+        assert getattr(prediction, name).shape == shape, name
+    assert_close(prediction.variance, prediction.aleatoric + prediction.epistemic)
+    low, high = prediction.interval(0.9)
+    assert bool(((low < prediction.mean) & (prediction.mean < high)).all())
+
+
+def test_a_prediction_is_not_the_observed_value():
+    """numpyro#1278: there a model called with its targets returns them."""
+    model, (x, y) = models.regressor(noise=0.01), models.data()
+    guide = vsd.VSDGuide(model)
+    models.train(model, guide, x, y, steps=1)
+    assert float((vsd.predict(model, guide, x, num_samples=20).mean - y).abs().max()) > 0.1
+
+
+def test_from_scratch_or_converted():
+    """bayesian-torch#37: there it is unclear whether a network must be converted."""
+    x, _ = models.data()
+    trained = torch.nn.Sequential(torch.nn.Linear(3, 1))
+    for net in (vsd.nn.bayesianize(vsd.nn.mlp([3, 4, 1])), vsd.nn.bayesianize(trained)):
+        model = vsd.nn.Regressor(net, num_data=12)
+        assert vsd.predict(model, vsd.VSDGuide(model), x, num_samples=3).mean.shape == (12,)
+
+
+# ---- three gates of uncertainty: two moons (Laplace#88), a gap in the data, coverage (blitz#50, #97)
+# Not promised: multiplicative noise vanishes where activations do. A ReLU network on a single input that is zero in the
+# gap is not less certain there; with features that live in the gap it is.
+
+
+def fit_by_adam(model, guide, x, y, steps):
+    loss = vsd.VSD_ELBO()(model, guide)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.01, fused=True)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(x, y).backward()
+        optimizer.step()
+
+
+def moons(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    angle = math.pi * torch.rand(rows, generator=generator)
+    y = torch.arange(rows) % 2
+    upper = torch.stack([angle.cos(), angle.sin()], -1)
+    x = torch.where(y.unsqueeze(-1) == 0, upper, torch.tensor([1.0, 0.5]) - upper)
+    return x + 0.15 * torch.randn(rows, 2, generator=generator), y
+
+
+@pytest.mark.slow
+def test_two_moons():
+    x, y = moons(200, seed=0)
+    model = vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([2, 50, 50, 1])), num_data=200)
+    guide = vsd.VSDGuide(model)
+    fit_by_adam(model, guide, x, y, 600)
+    x, y = moons(400, seed=1)
+    near = vsd.predict(model, guide, x, num_samples=100, seed=0)
+    assert vsd.metrics.accuracy(near, y) > 0.96
+    assert vsd.metrics.ece(near, y) < 0.05
+    # uncertain between the moons, and more uncertain far away than at the data
+    between = vsd.predict(model, guide, torch.tensor([[0.5, 0.25], [0.1, 0.4], [0.9, 0.1]]), num_samples=100, seed=0)
+    angle = torch.arange(16) * math.pi / 8
+    circle = torch.tensor([0.5, 0.25]) + 8 * torch.stack([angle.cos(), angle.sin()], -1)
+    far = vsd.predict(model, guide, circle, num_samples=100, seed=0)
+    assert float(between.entropy.mean()) > 2 * float(near.entropy.mean())
+    assert float(far.mutual_information.mean()) > 1.5 * float(near.mutual_information.mean())
+    plain = vsd.nn.mean_network(model, guide)(circle).detach().abs().sigmoid()
+    assert float(plain.mean()) > 0.99  # where a plain network is certain
+    assert float(far.confidence.mean()) < 0.98
+
+
+class Waves(nn.Module):
+    """Fixed random cosines of one input: features that do not vanish anywhere."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("frequency", 2 * torch.randn(1, 50, generator=generator))
+        self.register_buffer("phase", 2 * math.pi * torch.rand(50, generator=generator))
+
+    def forward(self, x):
+        return torch.cos(x @ self.frequency + self.phase)
+
+
+def test_a_gap_in_the_middle_and_noise_of_the_right_size():
+    train_set, grid = vsd.datasets.two_clusters()
+    net = nn.Sequential(Waves(), *vsd.nn.mlp([50, 50, 1]))
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(net), num_data=len(train_set), noise="learned")
+    guide = vsd.VSDGuide(model)
+    fit_by_adam(model, guide, train_set.x, train_set.y, 500)
+    x = grid.x.squeeze(-1)
+    at_data = ((x > -1) & (x < -0.7)) | ((x > 0.5) & (x < 1))
+    in_gap, outside = (x > -0.4) & (x < 0.2), x.abs() > 1.3
+    prediction = vsd.predict(model, guide, grid.x, num_samples=200, seed=0)
+    spread = prediction.epistemic.sqrt()
+    assert float(spread[in_gap].mean()) > 2 * float(spread[at_data].mean())
+    assert float(spread[outside].mean()) > 2 * float(spread[at_data].mean())
+    # Laplace#142: learned noise that explains everything. The true one is 0.1.
+    assert 0.07 < float(prediction.aleatoric.sqrt().mean()) < 0.15
+    # blitz#50, #97: the truth inside the interval, at the data
+    generator = torch.Generator().manual_seed(1)
+    y = grid.y[at_data] + 0.1 * torch.randn(int(at_data.sum()), generator=generator)
+    held_out = vsd.predict(model, guide, grid.x[at_data], num_samples=200, seed=0)
+    assert vsd.metrics.coverage(held_out, y) > 0.85

@@ -1,8 +1,8 @@
-"""Regression metrics: by hand, against SciPy and NumPy, at their limits, and what they refuse."""
+"""Regression metrics: by hand, against SciPy and NumPy, at their limits, and their errors."""
 
 import math
 
-import numpy
+import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
@@ -43,7 +43,7 @@ def test_rmse():
 def test_log_likelihood():
     prediction, y = random_case()
     density = scipy.stats.norm.pdf(y, prediction.samples, prediction.scales).mean(0)
-    assert metrics.log_likelihood(prediction, y) == pytest.approx(numpy.log(density).mean(), rel=1e-12)
+    assert metrics.log_likelihood(prediction, y) == pytest.approx(np.log(density).mean(), rel=1e-12)
 
 
 def test_log_likelihood_of_any_prediction():
@@ -52,7 +52,7 @@ def test_log_likelihood_of_any_prediction():
     assert metrics.log_likelihood(prediction, y) == pytest.approx(-metrics.nll(probs, y), rel=1e-12)
     rate = torch.rand(2, 3) + 1
     counts = Prediction(rate.mean(0), rate.mean(0), 2, components=torch.distributions.Poisson(rate))
-    expected = numpy.log(scipy.stats.poisson.pmf([1, 0, 3], rate).mean(0)).mean()
+    expected = np.log(scipy.stats.poisson.pmf([1, 0, 3], rate).mean(0)).mean()
     assert metrics.log_likelihood(counts, torch.tensor([1.0, 0.0, 3.0])) == pytest.approx(expected, rel=1e-12)
 
 
@@ -86,7 +86,7 @@ def test_crps_against_its_integral(num_samples):
         left, _ = scipy.integrate.quad(below, -20, target, limit=200)
         right, _ = scipy.integrate.quad(above, target, 20, limit=200)
         expected.append(left + right)
-    assert metrics.crps(prediction, y) == pytest.approx(numpy.mean(expected), rel=1e-6)
+    assert metrics.crps(prediction, y) == pytest.approx(np.mean(expected), rel=1e-6)
 
 
 def test_crps_of_one_normal_in_closed_form():
@@ -128,14 +128,14 @@ def test_crps_in_blocks_equals_all_at_once(block, monkeypatch):
 @pytest.mark.parametrize("num_levels", [1, 9, 99])
 def test_calibration_error_against_numpy(num_levels):
     prediction, y = random_case(5, 60)
-    cdf, levels = mixture_cdf(prediction, y), numpy.arange(1, num_levels + 1) / (num_levels + 1)
-    expected = numpy.mean([abs((cdf <= level).mean() - level) for level in levels])
+    cdf, levels = mixture_cdf(prediction, y), np.arange(1, num_levels + 1) / (num_levels + 1)
+    expected = np.mean([abs((cdf <= level).mean() - level) for level in levels])
     assert metrics.calibration_error(prediction, y, num_levels) == pytest.approx(expected, rel=1e-12)
 
 
 def test_calibration_error_approaches_the_wasserstein_distance():
     prediction, y = random_case(5, 60)
-    uniform = (numpy.arange(100_000) + 0.5) / 100_000
+    uniform = (np.arange(100_000) + 0.5) / 100_000
     expected = scipy.stats.wasserstein_distance(mixture_cdf(prediction, y), uniform)
     assert metrics.calibration_error(prediction, y, 9999) == pytest.approx(expected, abs=1e-4)
 
@@ -160,50 +160,50 @@ def test_returns_a_float_in_single_precision(name):
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
-    ("num_rows", "y", "match"),
+    ("num_rows", "y", "argument"),
     [
-        (3, torch.zeros(3, 1), r"expected y of shape \(3,\), got \(3, 1\). Use y.squeeze\(-1\)"),
-        (3, torch.zeros(4), r"expected y of shape \(3,\), got \(4,\)"),
-        (3, torch.tensor([0, torch.nan, 1]), "(expected finite y, got 1 NaN|got NaN in 1 of 3 rows)"),
-        (0, torch.zeros(0), "at least one row"),
+        (3, torch.zeros(3, 1), "y"),
+        (3, torch.zeros(4), "y"),
+        (3, torch.tensor([0, torch.nan, 1]), "y"),
+        (0, torch.zeros(0), "prediction"),
     ],
 )
-def test_refuses(name, num_rows, y, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_arguments(name, num_rows, y, argument):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         getattr(metrics, name)(standard(num_rows), y)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_refuses_a_prediction_that_is_not_finite(name):
+def test_a_prediction_that_is_not_finite(name):
     prediction = RegressionPrediction.from_samples(torch.full((1, 2), torch.nan), torch.tensor(1.0))
-    with pytest.raises(ValueError, match="(expected finite prediction, got 2 NaN|got NaN in 2 of 2 rows)"):
+    with pytest.raises(ValueError, match=r"\bprediction\b"):
         getattr(metrics, name)(prediction, torch.zeros(2))
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONAL)
 def test_needs_samples(name):
     prediction = RegressionPrediction(torch.zeros(3), torch.ones(3), torch.ones(3), 5)
-    with pytest.raises(ValueError, match=f"expected kept samples for {name}.*keep_samples=True"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*\bkeep_samples\b"):
         getattr(metrics, name)(prediction, torch.zeros(3))
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONAL)
-def test_refuses_other_predictions(name):
-    with pytest.raises(TypeError, match=f"expected a RegressionPrediction for {name}, got Prediction"):
+def test_other_predictions_raise(name):
+    with pytest.raises(TypeError, match=rf"\b{name}\b.*\bprediction\b"):
         getattr(metrics, name)(Prediction(torch.zeros(3), torch.ones(3), 1), torch.zeros(3))
 
 
-def test_log_likelihood_refuses_arrays():
-    with pytest.raises(TypeError, match="expected a Prediction, got Tensor. For probabilities use nll"):
+def test_log_likelihood_of_an_array():
+    with pytest.raises(TypeError, match=r"\bprediction\b"):
         metrics.log_likelihood(torch.ones(3, 2) / 2, torch.zeros(3))
 
 
 @pytest.mark.parametrize("level", [0, 1, 95])
-def test_coverage_refuses_levels(level):
-    with pytest.raises(ValueError, match=f"expected level strictly between 0 and 1, got {level}"):
+def test_coverage_at_a_wrong_level(level):
+    with pytest.raises(ValueError, match=r"\blevel\b"):
         metrics.coverage(standard(2), torch.zeros(2), level)
 
 
-def test_calibration_error_refuses_no_levels():
-    with pytest.raises(ValueError, match="expected num_levels of at least 1, got 0"):
+def test_calibration_error_without_levels():
+    with pytest.raises(ValueError, match=r"\bnum_levels\b"):
         metrics.calibration_error(standard(2), torch.zeros(2), 0)

@@ -2,7 +2,7 @@
 means BatchBALD (scikit-activeml#323). Here a score is a plain function of draws, row by row, and a loop that begins
 each round from a fresh network gives the same choices for the same seed.
 
-More of it: ``tests/metrics/test_acquisition.py``.
+More of it: ``tests/metrics/test_classification.py``.
 """
 
 import pyro

@@ -1,16 +1,16 @@
-"""Pictures of classifiers, read back from their artists."""
+"""Figures of classifiers, read back from their artists."""
 
 import math
 
 import matplotlib.pyplot as plt
-import numpy
+import numpy as np
 import pytest
 import scipy.stats
 import torch
 from matplotlib.container import ErrorbarContainer
 
 from pyro_vsd import metrics, plots
-from pyro_vsd.prediction import ClassificationPrediction
+from pyro_vsd.prediction import ClassificationPrediction, RegressionPrediction
 
 
 def classes(num_rows=300, scale=2.0, dtype=torch.float64):
@@ -38,10 +38,10 @@ def test_reliability_bars_are_accuracies_and_gaps(dtype):
     bins = metrics.reliability_bins(prediction, y, 10)
     kept = bins.size > 0
     accuracy_bars, gap_bars = (box for box in ax.containers if not isinstance(box, ErrorbarContainer))
-    numpy.testing.assert_allclose([bar.get_height() for bar in accuracy_bars], bins.accuracy[kept], rtol=1e-6)
-    numpy.testing.assert_allclose([bar.get_x() for bar in accuracy_bars], bins.edges[:-1][kept], atol=1e-6)
+    np.testing.assert_allclose([bar.get_height() for bar in accuracy_bars], bins.accuracy[kept], rtol=1e-6)
+    np.testing.assert_allclose([bar.get_x() for bar in accuracy_bars], bins.edges[:-1][kept], atol=1e-6)
     ends = [bar.get_y() + bar.get_height() for bar in gap_bars]
-    numpy.testing.assert_allclose(ends, bins.confidence[kept], rtol=1e-5)
+    np.testing.assert_allclose(ends, bins.confidence[kept], rtol=1e-5)
     assert labels(ax) == [f"ECE {metrics.ece(prediction, y, 10):.3f}", "gap to confidence"]
 
 
@@ -52,8 +52,8 @@ def test_reliability_of_several_is_lines_at_the_mean_confidence():
         bins = metrics.reliability_bins(prediction, y, 5)
         kept = bins.size > 0
         x, height = box.lines[0].get_data()
-        numpy.testing.assert_allclose(x, bins.confidence[kept])
-        numpy.testing.assert_allclose(height, bins.accuracy[kept])
+        np.testing.assert_allclose(x, bins.confidence[kept])
+        np.testing.assert_allclose(height, bins.accuracy[kept])
         assert box.get_label() == f"{name}, ECE {metrics.ece(prediction, y, 5):.3f}"
 
 
@@ -83,10 +83,10 @@ def test_entropy_histogram_densities():
     assert labels(ax) == ["in", "out"]
     for patch, prediction in zip(outlines, [inside, outside], strict=True):
         values, edges, _ = patch.get_data()
-        expected, ends = numpy.histogram(prediction.entropy, 20, (0, math.log(4)), density=True)
-        numpy.testing.assert_allclose(values, expected)
-        numpy.testing.assert_allclose(edges, ends)
-        assert (values * numpy.diff(edges)).sum() == pytest.approx(1)
+        expected, ends = np.histogram(prediction.entropy, 20, (0, math.log(4)), density=True)
+        np.testing.assert_allclose(values, expected)
+        np.testing.assert_allclose(edges, ends)
+        assert (values * np.diff(edges)).sum() == pytest.approx(1)
 
 
 def test_entropy_histogram_of_one_has_no_legend():
@@ -110,8 +110,8 @@ def test_entropy_cdf_is_the_empirical_one(num_rows):
     ax = plots.entropy_cdf({"VSD": prediction})
     x, share = line(ax, "VSD")
     expected = scipy.stats.ecdf(prediction.entropy.numpy()).cdf
-    numpy.testing.assert_allclose(x[1:-1], expected.quantiles)
-    numpy.testing.assert_allclose(share[1:-1], expected.probabilities)
+    np.testing.assert_allclose(x[1:-1], expected.quantiles)
+    np.testing.assert_allclose(share[1:-1], expected.probabilities)
     assert (x[0], share[0], share[-1]) == (0, 0, 1)
     assert x[-1] == pytest.approx(math.log(4))
 
@@ -121,7 +121,7 @@ def test_entropy_cdf_of_many_rows_is_thinned():
     x, share = line(plots.entropy_cdf({"VSD": prediction}), "VSD")
     assert len(x) < 5000
     expected = scipy.stats.ecdf(prediction.entropy.numpy()).cdf
-    numpy.testing.assert_allclose(share[1:-1], expected.evaluate(x[1:-1]))
+    np.testing.assert_allclose(share[1:-1], expected.evaluate(x[1:-1]))
 
 
 # detection
@@ -134,25 +134,51 @@ def test_ood_roc_curves():
     curve = metrics.roc_curve(*score)
     for name in "ab":
         fpr, tpr = line(ax, f"{name}, AUROC {metrics.auroc(*score):.3f}")
-        numpy.testing.assert_allclose(fpr, curve.fpr)
-        numpy.testing.assert_allclose(tpr, curve.tpr)
+        np.testing.assert_allclose(fpr, curve.fpr)
+        np.testing.assert_allclose(tpr, curve.tpr)
     assert labels(ax) == [f"{name}, AUROC {metrics.auroc(*score):.3f}" for name in "ab"]
 
 
 def test_ood_roc_takes_scores():
-    fpr, tpr = line(plots.ood_roc(numpy.array([2.0, 3.0]), torch.tensor([1.0])), "AUROC 1.000")
+    fpr, tpr = line(plots.ood_roc(np.array([2.0, 3.0]), torch.tensor([1.0])), "AUROC 1.000")
     assert (list(fpr), list(tpr)) == ([0, 0, 0, 1], [0, 0.5, 1, 1])
 
 
-def test_ood_roc_refuses_other_names():
-    with pytest.raises(ValueError, match=r"expected the same names in inside and outside, got \['a'\] and \['b'\]"):
+def test_ood_roc_of_different_names():
+    with pytest.raises(ValueError, match=r"\binside and outside\b"):
         plots.ood_roc({"a": torch.rand(3)}, {"b": torch.rand(3)})
 
 
 @pytest.mark.parametrize("draw", [plots.entropy_histogram, plots.entropy_cdf])
-def test_refuses_an_empty_dict(draw):
-    with pytest.raises(ValueError, match="expected at least one entry to draw, got an empty dict"):
+def test_an_empty_dict_raises(draw):
+    with pytest.raises(ValueError, match="empty"):
         draw({})
+
+
+# selective prediction
+
+
+def test_risk_coverage_is_the_curve_of_the_metrics():
+    prediction, y = classes()
+    ax = plots.risk_coverage(prediction, y)
+    curve = metrics.risk_coverage(prediction, y)
+    (drawn,) = [one for one in ax.get_lines() if one.get_label().startswith("AURC")]
+    assert drawn.get_xdata()[1:] == pytest.approx(curve.coverage.numpy())
+    assert drawn.get_ydata()[1:] == pytest.approx(curve.risk.numpy())
+    assert ax.get_ylabel() == "error rate of the rows kept"
+
+
+def test_risk_coverage_of_several_shares_the_axes():
+    (one, y), (two, _) = classes(), classes()
+    ax = plots.risk_coverage({"a": one, "b": two.probs}, y)
+    assert [text.split(",")[0] for text in labels(ax)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("loss", "label"), [(None, "squared error"), (lambda p, y: (p.mean - y).abs(), "loss")])
+def test_risk_coverage_of_a_regression_names_its_loss(loss, label):
+    prediction = RegressionPrediction.from_samples(torch.randn(5, 30), torch.rand(5, 30) + 0.1)
+    ax = plots.risk_coverage(prediction, torch.randn(30), loss=loss)
+    assert ax.get_ylabel() == f"{label} of the rows kept"
 
 
 # all of them
@@ -163,6 +189,7 @@ DRAWN = {
     "entropy_histogram": lambda ax: plots.entropy_histogram(classes()[0], ax=ax),
     "entropy_cdf": lambda ax: plots.entropy_cdf(classes()[0], ax=ax),
     "ood_roc": lambda ax: plots.ood_roc(classes()[0], classes()[0], ax=ax),
+    "risk_coverage": lambda ax: plots.risk_coverage(*classes(), ax=ax),
 }
 
 

@@ -18,4 +18,4 @@ except ImportError as error:
 
 def test_error_names_the_extra():
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "expected matplotlib for pyro_vsd.plots, got none. Install it: pip install 'pyro_vsd[plots]'" in done.stdout
+    assert "pip install 'pyro_vsd[plots]'" in done.stdout

@@ -1,7 +1,7 @@
 """The regression band, read back from its artists."""
 
 import matplotlib.pyplot as plt
-import numpy
+import numpy as np
 import pytest
 import torch
 
@@ -32,9 +32,9 @@ def test_bands_are_multiples_of_the_standard_deviation(part, column):
     assert len(ax.collections) == 3
     for sigmas, collection in zip([3, 2, 1], ax.collections, strict=True):
         edges = outline(collection)
-        found = numpy.array([edges[one] for one in x.flatten().tolist()])
-        numpy.testing.assert_allclose(found[:, 0], mean - sigmas * scale)
-        numpy.testing.assert_allclose(found[:, 1], mean + sigmas * scale)
+        found = np.array([edges[one] for one in x.flatten().tolist()])
+        np.testing.assert_allclose(found[:, 0], mean - sigmas * scale)
+        np.testing.assert_allclose(found[:, 1], mean + sigmas * scale)
     assert ax.collections[0].get_label() == f"±1, 2, 3 σ {part}"
 
 
@@ -43,8 +43,8 @@ def test_mean_is_drawn_in_order_of_x():
     ax = plots.band(x, prediction)
     order = x.argsort()
     (mean,) = [line for line in ax.get_lines() if line.get_label() == "mean"]
-    numpy.testing.assert_allclose(mean.get_xdata(), x[order])
-    numpy.testing.assert_allclose(mean.get_ydata(), prediction.mean[order])
+    np.testing.assert_allclose(mean.get_xdata(), x[order])
+    np.testing.assert_allclose(mean.get_ydata(), prediction.mean[order])
 
 
 def test_epistemic_part_of_the_total():
@@ -54,8 +54,8 @@ def test_epistemic_part_of_the_total():
     order = x.argsort()
     upper = (prediction.mean + 2 * prediction.epistemic.sqrt())[order]
     lower = (prediction.mean - 2 * prediction.epistemic.sqrt())[order]
-    numpy.testing.assert_allclose(lines["±2 σ epistemic"], upper)
-    numpy.testing.assert_allclose(lines["_lower"], lower)
+    np.testing.assert_allclose(lines["±2 σ epistemic"], upper)
+    np.testing.assert_allclose(lines["_lower"], lower)
     assert len(plots.band(x, prediction, part="aleatoric").get_lines()) == 1
 
 
@@ -64,8 +64,8 @@ def test_data_points():
     data = torch.randn(5, 1), torch.randn(5)
     ax = plots.band(x.numpy(), prediction, data=data)
     (points,) = [line for line in ax.get_lines() if line.get_label() == "data"]
-    numpy.testing.assert_allclose(points.get_xdata(), data[0].squeeze(-1))
-    numpy.testing.assert_allclose(points.get_ydata(), data[1])
+    np.testing.assert_allclose(points.get_xdata(), data[0].squeeze(-1))
+    np.testing.assert_allclose(points.get_ydata(), data[1])
 
 
 def test_needs_no_samples_and_draws_on_the_given_axes():
@@ -77,19 +77,19 @@ def test_needs_no_samples_and_draws_on_the_given_axes():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("arguments", "name"),
     [
-        ({"x": torch.zeros(30, 2)}, r"expected x of shape \(N,\) or \(N, 1\), got \(30, 2\). Draw one input"),
-        ({"x": torch.zeros(7)}, "expected x of 30 rows, as many as the prediction, got 7"),
-        ({"part": "both"}, "expected part 'total', 'aleatoric' or 'epistemic', got 'both'"),
-        ({"num_sigmas": 0}, "expected num_sigmas of at least 1, got 0"),
+        ({"x": torch.zeros(30, 2)}, "x"),
+        ({"x": torch.zeros(7)}, "x"),
+        ({"part": "both"}, "part"),
+        ({"num_sigmas": 0}, "num_sigmas"),
         (
             {"prediction": RegressionPrediction.from_samples(torch.zeros(2, 30, 2), torch.tensor(1.0))},
-            r"expected prediction of shape \(N,\) or \(N, 1\), got \(30, 2\)",
+            "prediction",
         ),
     ],
 )
-def test_refuses(arguments, match):
+def test_wrong_arguments(arguments, name):
     x, prediction = case()
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
         plots.band(**{"x": x, "prediction": prediction, **arguments})

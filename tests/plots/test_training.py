@@ -1,7 +1,7 @@
 """ELBO terms, read back from their artists."""
 
 import matplotlib.pyplot as plt
-import numpy
+import numpy as np
 import pytest
 import torch
 
@@ -23,11 +23,11 @@ def history(sign=1):
 def test_terms():
     ax = plots.elbo_terms(history())
     lines = {line.get_label(): line for line in ax.get_lines()}
-    steps = numpy.arange(1, 6)
-    numpy.testing.assert_allclose(lines["loss"].get_xdata(), steps)
-    numpy.testing.assert_allclose(lines["loss"].get_ydata(), 10 / steps)
-    numpy.testing.assert_allclose(lines["negative log-likelihood"].get_ydata(), 7 / steps)
-    numpy.testing.assert_allclose(lines["weighted KL"].get_ydata(), 0.5 * steps)
+    steps = np.arange(1, 6)
+    np.testing.assert_allclose(lines["loss"].get_xdata(), steps)
+    np.testing.assert_allclose(lines["loss"].get_ydata(), 10 / steps)
+    np.testing.assert_allclose(lines["negative log-likelihood"].get_ydata(), 7 / steps)
+    np.testing.assert_allclose(lines["weighted KL"].get_ydata(), 0.5 * steps)
     assert len(lines) == 3
     assert ax.get_yscale() == "log"
 
@@ -35,21 +35,21 @@ def test_terms():
 def test_sites():
     ax = plots.elbo_terms(history(), sites=True)
     lines = {line.get_label(): line for line in ax.get_lines()}
-    numpy.testing.assert_allclose(lines["weighted KL of 0.weight"].get_ydata(), 0.2 * numpy.arange(1, 6))
-    numpy.testing.assert_allclose(lines["weighted KL of 2.weight"].get_ydata(), 0.3 * numpy.arange(1, 6))
+    np.testing.assert_allclose(lines["weighted KL of 0.weight"].get_ydata(), 0.2 * np.arange(1, 6))
+    np.testing.assert_allclose(lines["weighted KL of 2.weight"].get_ydata(), 0.3 * np.arange(1, 6))
 
 
 def test_window():
     ax = plots.elbo_terms(history(), window=3)
     lines = {line.get_label(): line for line in ax.get_lines()}
-    numpy.testing.assert_allclose(lines["weighted KL"].get_xdata(), [3, 4, 5])
-    numpy.testing.assert_allclose(lines["weighted KL"].get_ydata(), [1.0, 1.5, 2.0])
+    np.testing.assert_allclose(lines["weighted KL"].get_xdata(), [3, 4, 5])
+    np.testing.assert_allclose(lines["weighted KL"].get_ydata(), [1.0, 1.5, 2.0])
     assert len(ax.get_lines()) == 6
 
 
 @pytest.mark.parametrize("window", [0, 6])
-def test_refuses_a_window_that_does_not_fit(window):
-    with pytest.raises(ValueError, match=f"expected window between 1 and the 5 steps of the history, got {window}"):
+def test_wrong_windows(window):
+    with pytest.raises(ValueError, match=r"\bwindow\b"):
         plots.elbo_terms(history(), window=window)
 
 
@@ -64,13 +64,7 @@ def test_draws_on_the_given_axes():
     figure.canvas.draw()
 
 
-@pytest.mark.parametrize(
-    ("steps", "match"),
-    [
-        ([], "expected a history of at least one step, got none. Append elbo.terms"),
-        ([{"loss": 1.0, "kl": {}}], r"expected elbo.terms for every step, got \['kl', 'loss'\], without \['kl_weight'"),
-    ],
-)
-def test_refuses(steps, match):
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize("steps", [[], [{"loss": 1.0, "kl": {}}]], ids=["empty", "terms missing"])
+def test_wrong_histories(steps):
+    with pytest.raises(ValueError, match=r"\bhistory\b"):
         plots.elbo_terms(steps)

@@ -1,6 +1,6 @@
-"""Predicted classes: entropies, labels, and refusal of what does not fit."""
+"""Predicted classes: entropies, labels, densities, and errors."""
 
-import numpy
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -40,39 +40,40 @@ def test_class_log_prob_needs_no_samples():
     prediction = ClassificationPrediction(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.zeros(2), 4)
     assert prediction.samples is None
     assert prediction.log_prob(torch.tensor([1, 0])).exp().tolist() == [0.5, 0.0]
-    assert prediction.log_prob(numpy.array([True, True])).exp().tolist() == [0.5, 1.0]
+    assert prediction.log_prob(np.array([True, True])).exp().tolist() == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("y", "match"),
+    "y",
     [
-        (torch.zeros(7, 1, dtype=torch.long), r"expected y of shape \(7,\), got \(7, 1\). Use y.squeeze\(-1\)"),
-        (torch.zeros(6, dtype=torch.long), r"expected y of shape \(7,\), got \(6,\)"),
-        (torch.zeros(7), r"expected integer labels y, got torch.float64. Use y.long\(\)"),
-        (torch.full((7,), 3), "expected labels y between 0 and 2, got 3 to 3"),
-        (torch.full((7,), -1), "expected labels y between 0 and 2, got -1 to -1"),
+        torch.zeros(7, 1, dtype=torch.long),
+        torch.zeros(6, dtype=torch.long),
+        torch.zeros(7),
+        torch.full((7,), 3),
+        torch.full((7,), -1),
     ],
+    ids=["column", "too few", "floats", "too large", "negative"],
 )
-def test_class_log_prob_refuses(y, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_labels(y):
+    with pytest.raises(ValueError, match=r"\by\b"):
         classes().log_prob(y)
 
 
 @pytest.mark.parametrize(
-    ("call", "match"),
+    ("call", "name"),
     [
-        (lambda: ClassificationPrediction(torch.ones(3), torch.ones(3), 1), r"expected probs of shape \(N, C\), got"),
-        (lambda: ClassificationPrediction(torch.ones(3, 2), torch.ones(2), 1), r"expected_entropy of shape \(3,\)"),
-        (lambda: ClassificationPrediction.from_samples(torch.ones(3, 2)), r"expected samples of shape \(S, N, C\)"),
-        (lambda: ClassificationPrediction.from_samples(torch.ones(0, 3, 2)), "S of at least 1, got"),
+        (lambda: ClassificationPrediction(torch.ones(3), torch.ones(3), 1), "probs"),
+        (lambda: ClassificationPrediction(torch.ones(3, 2), torch.ones(2), 1), "expected_entropy"),
+        (lambda: ClassificationPrediction.from_samples(torch.ones(3, 2)), "samples"),
+        (lambda: ClassificationPrediction.from_samples(torch.ones(0, 3, 2)), "samples"),
     ],
 )
-def test_classification_refuses(call, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_arguments(call, name):
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
         call()
 
 
-@pytest.mark.parametrize("y", [None, ["a", "b"], object()])
-def test_what_is_no_number_is_refused(y):
-    with pytest.raises(TypeError, match="expected a tensor or an array of numbers, got"):
+@pytest.mark.parametrize("y", [None, ["a", "b"]])
+def test_labels_that_are_no_numbers(y):
+    with pytest.raises(TypeError, match=r"\by\b"):
         classes().log_prob(y)

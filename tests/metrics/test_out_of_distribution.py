@@ -1,6 +1,6 @@
 """Out-of-distribution detection: by hand, against scikit-learn and brute force, with and without ties."""
 
-import numpy
+import numpy as np
 import pytest
 import sklearn.metrics
 import torch
@@ -8,12 +8,12 @@ import torch
 from pyro_vsd import metrics
 from pyro_vsd.prediction import ClassificationPrediction
 
-MEASURES = ["fpr_at_95_tpr", "detection_error", "auroc", "aupr_in", "aupr_out"]
+METRICS = ["fpr_at_95_tpr", "detection_error", "auroc", "aupr_in", "aupr_out"]
 
 
 def scikit(name, inside, outside):
     """The same number from scikit-learn."""
-    scores, positive = numpy.concatenate([inside, outside]), numpy.repeat([1, 0], [len(inside), len(outside)])
+    scores, positive = np.concatenate([inside, outside]), np.repeat([1, 0], [len(inside), len(outside)])
     if name == "auroc":
         return sklearn.metrics.roc_auc_score(positive, scores)
     if name == "aupr_in":
@@ -35,7 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("case", CASES)
 def test_against_scikit_learn(name, case):
     inside, outside = CASES[case]()
@@ -120,7 +120,7 @@ def test_ood_gives_all_five(score):
         "mutual_information": lambda p: -p.mutual_information,
     }[score]
     found = metrics.ood(inside, outside, score)
-    assert list(found) == MEASURES
+    assert list(found) == METRICS
     for name, value in found.items():
         expected = getattr(metrics, name)(sign_and_score(inside), sign_and_score(outside))
         assert value == pytest.approx(expected, rel=1e-12)
@@ -131,33 +131,33 @@ def test_ood_gives_all_five(score):
 def test_roc_curve_against_scikit_learn():
     inside, outside = torch.randn(40).round(), torch.randn(30).round()
     fpr, tpr, _ = sklearn.metrics.roc_curve(
-        numpy.repeat([1, 0], [40, 30]), torch.cat([inside, outside]).numpy(), drop_intermediate=False
+        np.repeat([1, 0], [40, 30]), torch.cat([inside, outside]).numpy(), drop_intermediate=False
     )
     curve = metrics.roc_curve(inside, outside)
-    numpy.testing.assert_allclose(curve.fpr, fpr)
-    numpy.testing.assert_allclose(curve.tpr, tpr)
+    np.testing.assert_allclose(curve.fpr, fpr)
+    np.testing.assert_allclose(curve.tpr, tpr)
 
 
-@pytest.mark.parametrize("name", [*MEASURES, "roc_curve"])
+@pytest.mark.parametrize("name", [*METRICS, "roc_curve"])
 @pytest.mark.parametrize(
-    ("inside", "outside", "match"),
+    ("inside", "outside", "argument"),
     [
-        (torch.zeros(0), torch.zeros(3), r"expected inside of shape \(N,\) with N of at least 1, got \(0,\)"),
-        (torch.zeros(3), torch.zeros(0), r"expected outside of shape \(N,\) with N of at least 1, got \(0,\)"),
-        (torch.zeros(3, 2), torch.zeros(3), r"expected inside of shape \(N,\) .* got \(3, 2\)"),
-        (torch.zeros(3), torch.tensor([1.0, torch.nan]), "expected outside without NaN, got 1 NaN of 2"),
+        (torch.zeros(0), torch.zeros(3), "inside"),
+        (torch.zeros(3), torch.zeros(0), "outside"),
+        (torch.zeros(3, 2), torch.zeros(3), "inside"),
+        (torch.zeros(3), torch.tensor([1.0, torch.nan]), "outside"),
     ],
 )
-def test_refuses(name, inside, outside, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_arguments(name, inside, outside, argument):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b"):
         getattr(metrics, name)(inside, outside)
 
 
-def test_refuses_an_unknown_score():
-    with pytest.raises(ValueError, match="expected score 'max_probability', 'entropy' or .*, got 'energy'"):
+def test_unknown_score():
+    with pytest.raises(ValueError, match=r"\bscore\b"):
         metrics.ood(torch.ones(2, 2) / 2, torch.ones(2, 2) / 2, "energy")
 
 
 def test_mutual_information_score_needs_samples():
-    with pytest.raises(ValueError, match="expected samples for score='mutual_information'"):
+    with pytest.raises(ValueError, match=r"\bprediction\b"):
         metrics.ood_score(torch.ones(2, 2) / 2, "mutual_information")

@@ -8,7 +8,7 @@ import torch
 from torch.distributions import Poisson
 
 from pyro_vsd import metrics
-from pyro_vsd.metrics import Report, Stream, report
+from pyro_vsd.metrics import Report, Stream, base, report
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 
 DETECTION = ["fpr_at_95_tpr", "detection_error", "auroc", "aupr_in", "aupr_out"]
@@ -70,7 +70,7 @@ def test_report_is_a_mapping_from_names_to_numbers():
 
 
 @pytest.mark.parametrize("probs", [[0.3, 0.7], [1.0, 0.0]])
-def test_no_measure_of_one_sample_is_minus_zero(probs):
+def test_no_metric_of_one_sample_is_minus_zero(probs):
     found = report(ClassificationPrediction.from_samples(torch.tensor([[probs]])), torch.tensor([0]))
     assert "-0.0000" not in str(found)
     assert math.copysign(1, found["mutual_information"]) == 1
@@ -162,7 +162,7 @@ def test_to_pandas_without_pandas(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_pandas)
-    with pytest.raises(ImportError, match="expected pandas for to_pandas, got none. Install it: pip install pandas"):
+    with pytest.raises(ImportError, match=r"\bpandas\b"):
         Report({"nll": 1.0}, num_rows=1).to_pandas()
 
 
@@ -173,12 +173,12 @@ def test_to_dict_is_a_copy():
 
 
 def test_unknown_name():
-    with pytest.raises(KeyError, match="expected one of nll, got NLL"):
+    with pytest.raises(KeyError, match=r"\bNLL\b"):
         Report({"nll": 1.0}, num_rows=1)["NLL"]
 
 
 def test_stream_without_batches():
-    with pytest.raises(ValueError, match=r"expected at least one batch, got none. Call update\(prediction, y\)"):
+    with pytest.raises(ValueError, match=r"\bupdate\b"):
         Stream().compute()
 
 
@@ -186,29 +186,63 @@ def test_stream_without_batches():
     "batch",
     [
         gaussians(4),
-        (torch.ones(2, 3) / 3, torch.zeros(2, dtype=torch.long)),  # another number of classes
+        (torch.ones(2, 3) / 3, torch.zeros(2, dtype=torch.long)),  # a different number of classes
         (torch.ones(2, 4) / 4, torch.zeros(2, dtype=torch.long)),  # no samples
     ],
 )
-def test_stream_refuses_another_kind_and_stays_as_it_was(batch):
+def test_a_batch_of_a_different_kind_raises_and_changes_nothing(batch):
     stream = Stream()
     stream.update(*classes())
     before = stream.compute().to_dict()
-    with pytest.raises(ValueError, match="expected a batch like those before"):
+    with pytest.raises(ValueError, match=r"\bprediction\b"):
         stream.update(*batch)
     assert stream.compute().to_dict() == before
 
 
-def test_a_refused_batch_leaves_nothing_behind():
+def test_a_wrong_batch_leaves_nothing_behind():
     stream, (prediction, y) = Stream(), classes()
     stream.update(prediction, y)
     before = stream.compute().to_dict()
-    with pytest.raises(ValueError, match="expected labels y between 0 and 3"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         stream.update(prediction, y + 1)
     assert stream.compute().to_dict() == before
 
 
-def test_detection_refuses_regression():
+def test_detection_of_a_regression_raises():
     prediction, y = gaussians(4)
-    with pytest.raises(ValueError, match="expected class probabilities for out-of-distribution detection"):
+    with pytest.raises(ValueError, match=r"\bood\b"):
         report(prediction, y, classes()[0])
+
+
+# ---- the registry
+
+
+@pytest.mark.parametrize("name", base.METRICS)
+def test_every_entry_is_a_public_function(name):
+    assert getattr(metrics, name).__name__ == name
+    assert name in metrics.__all__
+
+
+def test_directions():
+    higher = {"accuracy", "log_likelihood", "auroc", "aupr_in", "aupr_out"}
+    none = {"predictive_entropy", "mutual_information"}
+    assert {name for name in base.METRICS if metrics.better(name) == "higher ↑"} == higher
+    assert {name for name in base.METRICS if not metrics.better(name)} == none
+    assert metrics.better("coverage", level=0.5) == "near 0.5"
+    assert metrics.better("loss") == ""
+
+
+def test_one_decorated_function_enters_report_and_stream():
+    @base.metric("classes", "higher", lambda batch: base.total(batch.confidence))
+    def mean_confidence(prediction, y):
+        return float(base.probabilities(prediction).amax(-1).mean())
+
+    try:
+        (prediction, y), stream = classes(), Stream()
+        for rows in (slice(0, 50), slice(50, 120)):
+            stream.update(rows_of(prediction, rows), y[rows])
+        assert list(report(prediction, y))[-3] == "mean_confidence"  # before those without a direction
+        assert stream.compute()["mean_confidence"] == pytest.approx(mean_confidence(prediction, y))
+        assert report(prediction, y).better("mean_confidence") == "higher ↑"
+    finally:
+        del base.METRICS["mean_confidence"]

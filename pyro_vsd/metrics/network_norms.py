@@ -1,31 +1,57 @@
-r"""What a layer's noise adds to the expected loss, to second order: the paper's explicit regulariser."""
-
-from __future__ import annotations
+"""Sizes of a layer in the paper's theory: norms of its weight, and the explicit regulariser of its noise."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-__all__ = ["Estimate", "Noise", "explicit_regularizer"]
+from pyro_vsd._utils import check_choice, check_integer
+from pyro_vsd.metrics.base import check_finite
+from pyro_vsd.prediction.base import Array, to_tensor
+
+__all__ = ["Estimate", "explicit_regularizer", "spectral_norm", "stable_rank"]
+
+
+def spectral_norm(weight: Array | nn.Module) -> float:
+    r"""Largest singular value :math:`\|\Theta\|_2` of a weight: the most it stretches an input. Lower is better.
+
+    :param weight: a weight ``(out, ...)`` or a layer that has one; flattened to ``(out, -1)``.
+
+    >>> spectral_norm(torch.diag(torch.tensor([3.0, 4.0])))
+    4.0
+    """
+    return float(torch.linalg.matrix_norm(_matrix(weight), 2))
+
+
+def stable_rank(weight: Array | nn.Module) -> float:
+    r"""Number of directions that matter, from 1 to the rank; 0 for a weight of zeros. Lower is better.
+
+    .. math:: \|\Theta\|_F^2 / \|\Theta\|_2^2
+
+    :param weight: a weight ``(out, ...)`` or a layer that has one; flattened to ``(out, -1)``.
+
+    >>> stable_rank(torch.diag(torch.tensor([3.0, 4.0])))
+    1.5625
+    """
+    matrix = _matrix(weight)
+    top = torch.linalg.matrix_norm(matrix, 2)
+    return float((matrix / top).square().sum()) if top > 0 else 0.0
+
+
+def _matrix(weight: Array | nn.Module) -> Tensor:
+    found = weight.get_parameter("weight") if isinstance(weight, nn.Module) else weight
+    matrix = to_tensor(found, name="weight").double()
+    if matrix.dim() < 2:
+        raise ValueError(f"weight must have two or more dimensions, (out, ...), not shape {tuple(matrix.shape)}.")
+    check_finite("weight", matrix)
+    return matrix.flatten(1)
+
+
+# ---- the explicit regulariser
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-class Noise(Protocol):
-    """A law of the noise ``(K,)``, such as a HouseholderNormal."""
-
-    @property
-    def mean(self) -> Tensor: ...
-
-    @property
-    def covariance_matrix(self) -> Tensor: ...
-
-    @property
-    def event_shape(self) -> torch.Size: ...
-
-    def sample(self, sample_shape: torch.Size) -> Tensor: ...
 
 
 class Estimate(NamedTuple):
@@ -40,26 +66,25 @@ def explicit_regularizer(
     layer: nn.Module | str,
     loss: Callable[[Any], Tensor],
     *inputs: Any,
-    noise: Noise | Tensor,
+    noise: Distribution | Tensor,
     on: Literal["input", "output"] | None = None,
     num_samples: int | None = None,
 ) -> Estimate:
-    r"""What noise adds to the mean loss, :math:`R_i = \frac12 E_x \langle H_i, diag(h_i) \Sigma\, diag(h_i) \rangle`.
+    r"""Increase of the mean loss by noise, to second order. Lower means a flatter loss.
 
-    :math:`H_i` is the Hessian of an example's loss in what the noise multiplies, :math:`h_i`. It is met through
-    Hessian-vector products only: with :math:`\Sigma = L L^T`,
+    .. math:: R_i = \tfrac12 E_x \langle H_i, diag(h_i) \Sigma\, diag(h_i) \rangle
+              = \frac{1}{2B} \sum_b \sum_k (h_b \odot L_{:k})^T H_b (h_b \odot L_{:k}), \quad \Sigma = L L^T
 
-    .. math:: R_i = \frac{1}{2B} \sum_b \sum_k (h_b \odot L_{:k})^T H_b (h_b \odot L_{:k}),
+    The noise multiplies :math:`h_i`, and :math:`H_i` is the Hessian of an example's loss in it. Positions (tokens,
+    pixels) of an example share its noise. Costs K Hessian-vector products on the whole batch, or ``num_samples`` with
+    draws of the noise in place of the columns of L.
 
-    that is K of them on the whole batch, or ``num_samples`` with draws of the noise in place of the columns of L.
-    Positions (tokens, pixels) of an example share its noise. Lower means a flatter loss.
-
-    :param net: a network that runs without noise; examples must not meet, so put batch normalisation into ``eval``.
+    :param net: a network without noise. Examples must not interact, so put batch normalisation into ``eval``.
     :param layer: the layer, or its name in ``net``.
     :param loss: from the network's output to one loss for each example, ``(B,)``.
     :param inputs: what ``net`` is called with; the first dimension of the layer's input is B.
-    :param noise: law of the noise, its covariance ``(K, K)``, or the variances ``(K,)`` of independent noise.
-    :param on: what the noise multiplies: the layer's input, or its output before the bias. None takes the output for
+    :param noise: distribution of the noise, its covariance ``(K, K)``, or the variances ``(K,)`` of independent noise.
+    :param on: the noise multiplies the layer's input, or its output before the bias. None takes the output for
         convolutions and the input for all others.
     :param num_samples: number of draws; None computes the value exactly.
 
@@ -73,18 +98,19 @@ def explicit_regularizer(
     """
     module = net.get_submodule(layer) if isinstance(layer, str) else layer
     if not any(module is one for one in net.modules()):
-        raise ValueError(f"expected a layer of the network, got {module}. Give the module itself or its name.")
-    if num_samples is not None and num_samples < 2:
-        raise ValueError(f"expected num_samples of at least 2, for a standard error, got {num_samples}.")
+        raise ValueError(f"layer is not part of net: {module}. Give the module itself or its name.")
+    if num_samples is not None:
+        check_integer("num_samples", num_samples, 2)  # two for a standard error
     where = on or ("output" if isinstance(module, _CONVOLUTIONS) else "input")
+    check_choice("on", where, ("input", "output"))
     with torch.enable_grad(), _Perturbation(module, where) as perturbation:
         losses = loss(net(*inputs))
         eta = perturbation.eta
         if eta is None:
-            raise ValueError("expected the layer to run when the network does, got no call. Check the layer's name.")
+            raise ValueError("layer did not run when net was called. Check its name.")
         if losses.shape != eta.shape[:1]:
             raise ValueError(
-                f"expected one loss for each example, of shape {tuple(eta.shape[:1])}, got {tuple(losses.shape)}. "
+                f"loss must return one loss per example, shape {tuple(eta.shape[:1])}, not {tuple(losses.shape)}. "
                 "Use reduction='none'."
             )
         (slope,) = torch.autograd.grad(losses.sum(), eta, create_graph=True)
@@ -107,12 +133,10 @@ class _Perturbation:
     """Multiplies a layer's input or output by 1 + eta, with eta ``(B, K)`` at zero, for derivatives in eta."""
 
     def __init__(self, module: nn.Module, on: str) -> None:
-        if on not in ("input", "output"):
-            raise ValueError(f"expected on='input' or 'output', got {on!r}.")
         self.eta: Tensor | None = None
         self.module, self.on = module, on
 
-    def __enter__(self) -> _Perturbation:
+    def __enter__(self) -> "_Perturbation":
         if self.on == "input":
             self.handle = self.module.register_forward_pre_hook(self._before)
         else:
@@ -137,20 +161,19 @@ class _Perturbation:
 
     def _noise(self, h: Tensor) -> Tensor:
         if h.dim() < 2:
-            raise ValueError(f"expected a batch of shape (B, ..., K) in the layer, got {tuple(h.shape)}.")
+            raise ValueError(f"inputs must be a batch: layer needs shape (B, ..., K), not {tuple(h.shape)}.")
         if self.eta is None:  # a layer that runs again uses the same noise
             units = h.shape[1 if isinstance(self.module, _CONVOLUTIONS) else -1]
             self.eta = h.new_zeros(len(h), units, requires_grad=True)
         return self.eta.reshape(self._layout(h, len(h)))
 
 
-def _directions(noise: Noise | Tensor, eta: Tensor, num_samples: int | None) -> Iterator[Tensor]:
-    """Columns of L with covariance L Lᵀ, the same for every example, or draws for each: ``(B, K)`` every one."""
+def _directions(noise: Any, eta: Tensor, num_samples: int | None) -> Iterator[Tensor]:
+    """Columns of L with covariance L Lᵀ, the same for every example, or draws for each example, ``(B, K)``."""
     units = noise.shape[-1] if isinstance(noise, Tensor) else noise.event_shape[-1]
     if units != eta.shape[-1]:
         raise ValueError(
-            f"expected noise of {eta.shape[-1]} units, as many as what it multiplies, got {units}. "
-            "Check the layer, or choose on='input' or 'output'."
+            f"noise has {units} units, but multiplies {eta.shape[-1]}. Check layer, or choose on='input' or 'output'."
         )
     if num_samples is not None and not isinstance(noise, Tensor):  # never forms the covariance
         for _ in range(num_samples):
@@ -164,12 +187,12 @@ def _directions(noise: Noise | Tensor, eta: Tensor, num_samples: int | None) -> 
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with covariance L Lᵀ, ``(K, K)``; a semi-definite covariance will do."""
+    """L with covariance L Lᵀ, ``(K, K)``; a semi-definite covariance is enough."""
     matrix = torch.diag(covariance) if covariance.dim() == 1 else covariance
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"expected a covariance of shape (K, K) or variances (K,), got {tuple(covariance.shape)}.")
+        raise ValueError(f"noise must be a covariance (K, K) or variances (K,), not shape {tuple(covariance.shape)}.")
     values, vectors = torch.linalg.eigh(matrix.detach().double())
     # rounding brings zero eigenvalues of a float32 covariance to about -1e-6 times the largest
     if not float(values[0]) >= -1e-5 * float(values[-1]):
-        raise ValueError(f"expected a positive semi-definite covariance, got an eigenvalue of {float(values[0]):.3g}.")
+        raise ValueError(f"noise must be positive semi-definite; it has an eigenvalue of {float(values[0]):.3g}.")
     return vectors * values.clamp(min=0).sqrt()
