@@ -43,6 +43,8 @@ class VSD_ELBO(ELBO):
         paper's formula above.
     :param prior: ``"empirical_bayes"`` replaces zero-mean Gaussian priors of weights by their optimum; ``"model"``
         takes the stated priors, in closed form where there is one.
+    :param unit_kl: a function of a weight's :class:`~pyro_vsd.distributions.StructuredDropout` that gives the KL of its
+        noise, of the posterior's batch shape; it replaces the empirical-Bayes formula above, without the factor Q.
 
     After each evaluation ``terms`` holds ``{"loss", "log_likelihood", "kl_weight", "kl": {site: …}}``: detached
     tensors, for the full data, with ``loss = -log_likelihood + kl_weight * sum(kl)``.
@@ -64,6 +66,7 @@ class VSD_ELBO(ELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         kl_scale: str = "unit",
         prior: str = "empirical_bayes",
+        unit_kl: Callable[[StructuredDropout], Tensor] | None = None,
     ):
         if not isinstance(num_particles, int) or num_particles < 1:
             raise ValueError(f"num_particles: expected an integer >= 1, got {num_particles!r}.")
@@ -81,7 +84,7 @@ class VSD_ELBO(ELBO):
             vectorize_particles=vectorize_particles,
             max_plate_nesting=nesting,
         )
-        self.kl_weight, self.kl_scale, self.prior = kl_weight, kl_scale, prior
+        self.kl_weight, self.kl_scale, self.prior, self.unit_kl = kl_weight, kl_scale, prior, unit_kl
         #: training steps taken; a schedule's argument
         self.step = 0
         self.terms: dict[str, Any] = {}
@@ -285,7 +288,17 @@ class VSD_ELBO(ELBO):
         return result
 
     def _replaced_kl(self, name: str, law: StructuredDropout, prior: Any, guide_trace: Any) -> Tensor:
-        """The KL with β at its optimum, for one weight; ``law.batch_shape``."""
+        """The KL that stands for one weight's; ``law.batch_shape``."""
+        if self.unit_kl is None:
+            kl = self._empirical_bayes(name, law, prior, guide_trace)
+        else:
+            kl = self.unit_kl(law)
+        if self.kl_scale == "weight":
+            kl = law.num_columns * kl
+        return kl.expand(law.batch_shape)
+
+    def _empirical_bayes(self, name: str, law: StructuredDropout, prior: Any, guide_trace: Any) -> Tensor:
+        """The KL of the noise with β at its optimum."""
         kl = 0.5 * law.terms.log_ratio
         if isinstance(prior, ScaleMixtureNormal) and law.scale is not None:
             z_law = _log_normal(guide_trace, prior)
@@ -296,9 +309,7 @@ class VSD_ELBO(ELBO):
         elif (name, prior.event_shape) not in self._checked:
             _check_zero_mean(name, prior)
             self._checked.add((name, prior.event_shape))
-        if self.kl_scale == "weight":
-            kl = law.num_columns * kl
-        return kl.expand(law.batch_shape)
+        return kl
 
 
 def _check_reparametrized(name: str, law: Any) -> None:
