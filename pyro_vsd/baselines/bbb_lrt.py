@@ -6,7 +6,7 @@ r"""A factorised Gaussian with the local reparameterisation: noise on pre-activa
 
 under the prior :math:`\mathcal N(0, \sigma_p^2)`, with the KL in closed form. Every example has its own noise, so
 gradients have a far smaller variance than with one draw of the weights for the whole batch. In a convolution (and where
-a Linear layer meets several positions of an example) the positions' noise is drawn independently, as is usual, though
+a Linear layer is applied to several positions of an example) the positions' noise is drawn independently, as is usual, though
 they share weights; their means and variances are those of the posterior.
 
 **Reference**: Kingma, Salimans & Welling, *Variational Dropout and the Local Reparameterization Trick*, 2015; Blundell
@@ -24,23 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers, linear_map
-from pyro_vsd.nn.selection import Selector
 
-__all__ = ["BBBLocal", "LocalLayer"]
+__all__ = ["BBBLocal", "LocalLayer", "gaussian_kl"]
 
 
 class BBBLocal(LayerwiseMethod):
     """Bayes by Backprop with the local reparameterisation, for Linear and convolution layers, biases included.
 
-    Options:
-
     :param prior_scale: σ of the Gaussian prior.
     :param init_scale: σ of every weight at the start; the means start at the network's weights.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
     >>> method = BBBLocal(vsd.nn.mlp([4, 8, 3]), num_data=100)
     >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
     >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
@@ -54,10 +48,8 @@ class BBBLocal(LayerwiseMethod):
         prior_scale: float = 1.0,
         init_scale: float = 0.05,
         kl_weight: float | Callable[[int], float] = 1.0,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
     ) -> None:
-        layers = chosen_layers(net, include, exclude)
+        layers = chosen_layers(self, net)
         self.replace(net, layers, lambda layer: LocalLayer(layer, prior_scale, init_scale), kl_weight)
 
 
@@ -75,20 +67,25 @@ class LocalLayer(RandomLayer):
         start = 2 * math.log(init_scale)
         self.log_variance = nn.ParameterDict({name: torch.full_like(p, start) for name, p in layer.named_parameters()})
 
-    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the outputs."""
+    def variance(self, x: Tensor) -> Tensor:
+        """The variance of the outputs."""
         variances = {name: value.exp() for name, value in self.log_variance.items()}
-        return self.mean(x), linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
+        return linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.noisy(*self.moments(x))
+        variance = self.variance(x)
+        return self.noisy(self.mean(x), variance)
 
     def kl(self) -> Tensor:
-        r""":math:`\frac12 \sum [(\sigma^2 + \mu^2) / \sigma_p^2 - 1 - \log(\sigma^2 / \sigma_p^2)]`."""
-        terms = []
-        for name, mean in self.mean.named_parameters():
-            log_variance = self.log_variance[name]
-            moment = (log_variance.exp().sum() + mean.square().sum()) / self.prior_scale**2
-            constant = mean.numel() * (2 * math.log(self.prior_scale) - 1)
-            terms.append(0.5 * (moment - log_variance.sum() + constant))
+        terms = [
+            gaussian_kl(mean.square().sum(), self.log_variance[name].exp().sum(), self.log_variance[name], self.prior_scale)
+            for name, mean in self.mean.named_parameters()
+        ]
         return torch.stack(terms).sum()
+
+
+def gaussian_kl(square: Tensor, variance: Tensor, log_variance: Tensor, prior_scale: float) -> Tensor:
+    r""":math:`\frac12 \sum [(\sigma^2 + \mu^2) / \sigma_p^2 - 1 - \log(\sigma^2 / \sigma_p^2)]`, from the sums of
+    squared means and of variances."""
+    constant = log_variance.numel() * (2 * math.log(prior_scale) - 1)
+    return 0.5 * ((square + variance) / prior_scale**2 - log_variance.sum() + constant)
