@@ -39,7 +39,6 @@ class DeepEnsemble(Method):
     :param prior_scale: σ of the Gaussian prior on the weights of each; ``None`` for none.
 
     >>> method = DeepEnsemble(vsd.nn.mlp([4, 8, 3]), num_data=100, num_members=3)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
     >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
     3
     """

@@ -18,7 +18,6 @@ afforded; it is the low-rank Gaussian that convolutions admit.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from pyro_vsd._utils import check_integer
 from pyro_vsd.baselines.bbb_lrt import LocalLayer
 from pyro_vsd.baselines.layers import LayerwiseMethod, chosen_layers, linear_map
+from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["ELRG", "LowRankLayer"]
 
@@ -40,9 +40,7 @@ class ELRG(LayerwiseMethod):
         the network's weights.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
 
-    >>> method = ELRG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=2)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> ELRG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=2).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -53,7 +51,7 @@ class ELRG(LayerwiseMethod):
         rank: int = 2,
         prior_scale: float = 1.0,
         init_scale: float = 0.05,
-        kl_weight: float | Callable[[int], float] = 1.0,
+        kl_weight: KLWeight = 1.0,
     ) -> None:
         check_integer("rank", rank, 1)
         layers = chosen_layers(self, net)
@@ -61,13 +59,7 @@ class ELRG(LayerwiseMethod):
 
 
 class LowRankLayer(LocalLayer):
-    """A layer with a Gaussian posterior of covariance diagonal plus low rank, drawn at its outputs.
-
-    :param layer: a Linear or convolution layer; its parameters are the means.
-    :param rank: number of factors.
-    :param prior_scale: σ of the prior.
-    :param init_scale: standard deviation of every weight and bias at the start.
-    """
+    """A layer with a Gaussian posterior of covariance diagonal plus low rank; its options are those of the method."""
 
     def __init__(self, layer: Any, rank: int, prior_scale: float, init_scale: float):
         super().__init__(layer, prior_scale, init_scale)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_vsd._utils import base_distribution, check_choice, check_integer
-from pyro_vsd.baselines.protocol import Method
+from pyro_vsd.baselines.protocol import KLWeight, Method
 from pyro_vsd.distributions.layers import Layer, layer_of
 from pyro_vsd.nn.selection import candidates, select
 
@@ -118,7 +118,7 @@ class LayerwiseMethod(Method):
         net: nn.Module,
         layers: dict[str, nn.Module],
         make: Callable[[Any], RandomLayer],
-        kl_weight: float | Callable[[int], float],
+        kl_weight: KLWeight,
     ) -> None:
         """Uses the network with ``make(layer)`` in the place of each layer; the others are point estimates."""
         made = {id(layer): make(layer) for layer in layers.values()}
@@ -184,7 +184,7 @@ class NaturalGradientMethod(Method):
         total = 0.0
         for p in [*self.random.values(), *self.others]:
             p.grad = torch.zeros_like(p)
-        found = {p: self.start(p) for p in self.random.values()}
+        found: dict[Tensor, Any] = {p: self.start(p) for p in self.random.values()}
         for _ in range(self.num_particles):
             total += self.particle(x, y, found) / self.num_particles
         total += self.optimizer.step(found)

@@ -22,9 +22,7 @@ class MAP(Method):
     :param prior_scale: σ of the Gaussian prior on the weights (weight decay :math:`1/\\sigma^2`, in the loss itself);
         ``None`` for maximum likelihood.
 
-    >>> method = MAP(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> MAP(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     1
     """
 

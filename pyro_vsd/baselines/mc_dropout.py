@@ -33,9 +33,7 @@ class MCDropout(MAP):
     :param input_rate: p of the first layer's inputs, the data, where ``rate`` is a number.
     :param prior_scale: σ of the Gaussian prior; ``None`` for none.
 
-    >>> method = MCDropout(vsd.nn.mlp([4, 8, 3]), num_data=100, rate=0.2)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> MCDropout(vsd.nn.mlp([4, 8, 3]), num_data=100, rate=0.2).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 

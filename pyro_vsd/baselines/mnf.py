@@ -23,7 +23,6 @@ modes say.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from pyro_vsd._utils import check_integer
 from pyro_vsd.baselines.bbb_lrt import LocalLayer, gaussian_kl
 from pyro_vsd.baselines.layers import LayerwiseMethod, chosen_layers, kind_of, linear_map, on_channels
+from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["MNF", "MultiplicativeFlowLayer"]
 
@@ -48,9 +48,7 @@ class MNF(LayerwiseMethod):
     :param init_z_scale: standard deviation of z at the start, its mean is one.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
 
-    >>> method = MNF(vsd.nn.mlp([4, 8, 3]), num_data=100, hidden=10)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> MNF(vsd.nn.mlp([4, 8, 3]), num_data=100, hidden=10).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -63,7 +61,7 @@ class MNF(LayerwiseMethod):
         prior_scale: float = 1.0,
         init_scale: float = 0.05,
         init_z_scale: float = 0.1,
-        kl_weight: float | Callable[[int], float] = 1.0,
+        kl_weight: KLWeight = 1.0,
     ) -> None:
         check_integer("num_flows", num_flows, 1)
         check_integer("hidden", hidden, 1)
@@ -106,15 +104,7 @@ class Flow(nn.Module):
 
 
 class MultiplicativeFlowLayer(LocalLayer):
-    """A layer with a multiplicative-flow posterior, drawn at its outputs.
-
-    :param layer: a Linear or convolution layer; its parameters are the means.
-    :param num_flows: couplings of each flow.
-    :param hidden: hidden units of a coupling's network.
-    :param prior_scale: σ of the prior.
-    :param init_scale: σ of every weight and bias at the start.
-    :param init_z_scale: standard deviation of z at the start.
-    """
+    """A layer with a multiplicative-flow posterior, drawn at its outputs; its options are those of the method."""
 
     def __init__(
         self, layer: Any, num_flows: int, hidden: int, prior_scale: float, init_scale: float, init_z_scale: float

@@ -28,9 +28,11 @@ from pyro_vsd.nn.selection import Selector
 from pyro_vsd.prediction import Prediction
 from pyro_vsd.prediction.checks import check_labels, check_target
 
-__all__ = ["GuideMethod", "Method", "Observation", "call", "gaussian_penalty"]
+__all__ = ["GuideMethod", "KLWeight", "Method", "Observation", "call", "gaussian_penalty"]
 
 TASKS = ("classification", "regression")
+#: a factor of the KL: a number, or a schedule ``step -> weight``
+KLWeight = float | Callable[[int], float]
 # Rows per pass of a prediction: enough to keep matrix products busy, little enough for a ResNet's activations.
 ROWS = 512
 # Where log σ starts: noise of about a third of standardised targets.
@@ -281,7 +283,7 @@ class Observation(nn.Module):
         """Of batch shape ``(B,)``; leading dimensions of samples may come before."""
         if self.task == "classification":
             return dist.Categorical(logits=output, validate_args=False)
-        sigma = self.log_sigma.exp() if self.noise == "learned" else self.noise
+        sigma: Any = self.log_sigma.exp() if self.noise == "learned" else self.noise
         if output.dim() > 1 and output.shape[-1] > 1:
             return dist.Normal(output, sigma, validate_args=False).to_event(1)
         return dist.Normal(output if output.dim() == 1 else output.squeeze(-1), sigma, validate_args=False)

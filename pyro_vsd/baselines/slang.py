@@ -49,9 +49,7 @@ class SLANG(NaturalGradientMethod):
     :param curvature: ``"empirical"``: the outer products of the gradients themselves; ``"fisher"``: of those at labels
         drawn from the model, which are the Gauss–Newton matrix on average.
 
-    >>> method = SLANG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=3)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> SLANG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=3).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -77,16 +75,10 @@ class SLANG(NaturalGradientMethod):
             "which a convolution's is not."
         )
         self.use_layers(net, linear_layers(self, net, reason).values(), num_particles, curvature)
-        self.settings: dict[str, Any] = {
-            "rank": rank,
-            "prior_precision": prior_precision,
-            "beta": beta,
-            "momentum": momentum,
-            "init_scale": init_scale,
-        }
+        self.settings = (rank, prior_precision, beta, momentum, init_scale)
 
     def make_optimizer(self) -> "SLANGOptimizer":
-        return SLANGOptimizer(self.random.values(), lr=self.lr, **self.settings)
+        return SLANGOptimizer(self.random.values(), self.lr, *self.settings)
 
     def start(self, p: Tensor) -> list["Outer"]:
         return []
@@ -99,8 +91,8 @@ class SLANG(NaturalGradientMethod):
             (inputs, gradient), *more = uses
             if more or inputs.dim() != 2:
                 raise ValueError(
-                    f"net calls {layer} with inputs {[tuple(x.shape) for x, _ in uses]}. SLANG needs one call with inputs "
-                    "(B, K): an example's gradient is one outer product only then."
+                    f"net calls {layer} with inputs {[tuple(x.shape) for x, _ in uses]}. SLANG needs one call with "
+                    "inputs (B, K): an example's gradient is one outer product only then."
                 )
             rights = {"weight": inputs, "bias": torch.ones_like(inputs[:, :1])}
             for name, p in layer.named_parameters():
@@ -140,16 +132,7 @@ def stack(parts: list[Outer]) -> Outer:
 
 
 class SLANGOptimizer(torch.optim.Optimizer):
-    """The update of mean and precision; gradients are those of the full data's loss, at a draw.
-
-    :param params: the means.
-    :param lr: learning rate.
-    :param rank: L.
-    :param prior_precision: δ.
-    :param beta: β.
-    :param momentum: how much of the last gradients' mean is kept.
-    :param init_scale: standard deviation of every weight at the start.
-    """
+    """The update of mean and precision, with the method's options; gradients are of the full data's loss, at a draw."""
 
     def __init__(
         self,

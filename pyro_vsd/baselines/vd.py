@@ -4,20 +4,19 @@ r"""Variational Gaussian dropout: multiplicative noise with learned variances un
           p(\log |\xi_i|) \propto 1
 
 Kingma, Salimans, Welling, "Variational Dropout and the Local Reparameterization Trick", 2015: their correlated weight
-noise, one variance per unit. The KL has no closed form; theirs is a polynomial, good to about 0.02 up to α = 1 and without
-meaning above, so α is held there. It is known up to a constant, the prior being improper.
+noise, one variance per unit. The KL has no closed form. Theirs is a polynomial, good to about 0.02 up to α = 1 and
+without meaning above, so α is held there. It is known up to a constant, since the prior is improper.
 
 **Cost** against MAP: noise per example, 1.5 to 1.9 × the time; K numbers per layer beside the weights. **Prefer it** to
 reproduce older results; ARD-VD is the same noise without the bound.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.protocol import GuideMethod
+from pyro_vsd.baselines.protocol import GuideMethod, KLWeight
 from pyro_vsd.distributions import StructuredDropout
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
 from pyro_vsd.nn import bayesianize
@@ -35,19 +34,12 @@ class VD(GuideMethod):
     :param init_alpha: the geometric mean of the noise variances at the start.
     :param conv_noise: noise on ``"out"``- or ``"in"``-put channels of convolutions.
 
-    >>> method = VD(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> VD(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
     def build(
-        self,
-        net: nn.Module,
-        *,
-        kl_weight: float | Callable[[int], float] = 1.0,
-        init_alpha: float = 0.2,
-        conv_noise: str = "out",
+        self, net: nn.Module, *, kl_weight: KLWeight = 1.0, init_alpha: float = 0.2, conv_noise: str = "out"
     ) -> None:
         net = bayesianize(net, include=self.include, exclude=self.exclude, inplace=True, conv_noise=conv_noise)
         model = self.observed(net)

@@ -21,7 +21,6 @@ it** for wide fully connected networks where memory counts. Not for convolutions
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 
 from pyro_vsd._utils import check_integer
 from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, linear_layers
+from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["VMG", "MatrixGaussianLayer"]
 
@@ -42,19 +42,12 @@ class VMG(LayerwiseMethod):
         little); the means start at the network's weights.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
 
-    >>> method = VMG(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> VMG(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
     def build(
-        self,
-        net: nn.Module,
-        *,
-        num_pseudo: int = 10,
-        init_scale: float = 0.05,
-        kl_weight: float | Callable[[int], float] = 1.0,
+        self, net: nn.Module, *, num_pseudo: int = 10, init_scale: float = 0.05, kl_weight: KLWeight = 1.0
     ) -> None:
         check_integer("num_pseudo", num_pseudo, 0)
         reason = (
@@ -66,12 +59,8 @@ class VMG(LayerwiseMethod):
 
 
 class MatrixGaussianLayer(RandomLayer):
-    """A Linear layer with a matrix Gaussian posterior, drawn at its outputs.
-
-    :param layer: its parameters are M, the bias as a last row.
-    :param num_pseudo: number of pseudo-observations.
-    :param init_scale: standard deviation of every weight and bias at the start.
-    """
+    """A Linear layer with a matrix Gaussian posterior, drawn at its outputs; its parameters are M, the bias as a last
+    row. Its options are those of the method."""
 
     def __init__(self, layer: Any, num_pseudo: int, init_scale: float):
         super().__init__(layer)

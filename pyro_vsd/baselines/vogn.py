@@ -55,9 +55,7 @@ class VOGN(NaturalGradientMethod):
         which are the Gauss–Newton matrix on average; ``"batch"``: the square of the batch's mean gradient, cheapest
         and crudest.
 
-    >>> method = VOGN(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> VOGN(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -80,17 +78,10 @@ class VOGN(NaturalGradientMethod):
         curvature: str = "empirical",
     ) -> None:
         self.use_layers(net, chosen_layers(self, net).values(), num_particles, curvature)
-        self.settings: dict[str, Any] = {
-            "num_data": self.num_data,
-            "betas": betas,
-            "prior_precision": prior_precision,
-            "damping": damping,
-            "temperature": temperature,
-            "init_scale": init_scale,
-        }
+        self.settings = (betas, prior_precision, damping, temperature, init_scale)
 
     def make_optimizer(self) -> "VOGNOptimizer":
-        return VOGNOptimizer(self.random.values(), lr=self.lr, **self.settings)
+        return VOGNOptimizer(self.random.values(), self.lr, self.num_data, *self.settings)
 
     def start(self, p: Tensor) -> Tensor:
         return torch.zeros_like(p)
@@ -112,17 +103,7 @@ class VOGN(NaturalGradientMethod):
 
 
 class VOGNOptimizer(torch.optim.Optimizer):
-    """The update of means and curvatures; gradients are those of the mean loss over examples, at a draw.
-
-    :param params: the means.
-    :param lr: learning rate.
-    :param num_data: N.
-    :param betas: :math:`\\beta_1` and :math:`\\beta_2`.
-    :param prior_precision: δ.
-    :param damping: γ.
-    :param temperature: τ.
-    :param init_scale: standard deviation of every weight at the start.
-    """
+    """The update of means and curvatures, with the method's options; gradients are of the mean loss, at a draw."""
 
     def __init__(
         self,

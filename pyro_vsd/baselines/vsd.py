@@ -30,12 +30,11 @@ Nguyen et al., "Structured Dropout Variational Inference for Bayesian Neural Net
 Molchanov, Vetrov, "Variational Dropout via Empirical Bayes", 2018.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from pyro_vsd.baselines.protocol import GuideMethod
+from pyro_vsd.baselines.protocol import GuideMethod, KLWeight
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
 from pyro_vsd.nn import GaussianPrior, HierarchicalPrior, bayesianize
 
@@ -59,7 +58,6 @@ class VSD(GuideMethod):
     :param prior: of the weight; a :class:`~pyro_vsd.nn.HierarchicalPrior` has a scale z per unit.
 
     >>> method = VSD(vsd.nn.mlp([4, 8, 3]), num_data=100, num_reflections=5)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
     >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
@@ -76,7 +74,7 @@ class VSD(GuideMethod):
         *,
         num_reflections: int = 0,
         kl_scale: str = "unit",
-        kl_weight: float | Callable[[int], float] = 1.0,
+        kl_weight: KLWeight = 1.0,
         init_alpha: float = 0.2,
         conv_noise: str = "out",
         rank: int | None = None,
