@@ -21,7 +21,6 @@ __all__ = [
     "RandomLayer",
     "chosen_layers",
     "kind_of",
-    "linear_layers",
     "linear_map",
     "on_channels",
     "recorded",
@@ -34,8 +33,11 @@ _TINY = 1e-16
 Passes = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 
 
-def chosen_layers(method: Method, net: nn.Module) -> dict[str, nn.Module]:
-    """Linear and convolution layers by their paths, each once, as ``include`` and ``exclude`` say; not frozen ones."""
+def chosen_layers(method: Method, net: nn.Module, linear_only: str | None = None) -> dict[str, nn.Module]:
+    """Linear and convolution layers by their paths, each once, as ``include`` and ``exclude`` say; not frozen ones.
+
+    :param linear_only: why the method has no convolutions, a full sentence; a chosen one then raises.
+    """
     # Attention reads the weight of its out_proj past the layer's forward: that one stays as it is.
     past = nn.modules.linear.NonDynamicallyQuantizableLinear
     layers = [
@@ -43,22 +45,14 @@ def chosen_layers(method: Method, net: nn.Module) -> dict[str, nn.Module]:
         for candidate in candidates(net)
         if not isinstance(candidate.layer, past) and all(p.requires_grad for p in candidate.layer.parameters())
     ]
-    return {candidate.paths[0]: candidate.layer for candidate in select(layers, method.include, method.exclude)}
-
-
-def linear_layers(method: Method, net: nn.Module, reason: str) -> dict[str, nn.Module]:
-    """The same; raises where a chosen layer is a convolution.
-
-    :param reason: why the method has none; a full sentence.
-    """
-    layers = chosen_layers(method, net)
-    for path, layer in layers.items():
-        if kind_of(layer).convolution:
+    chosen = {candidate.paths[0]: candidate.layer for candidate in select(layers, method.include, method.exclude)}
+    for path, layer in chosen.items():
+        if linear_only and kind_of(layer).convolution:
             raise ValueError(
                 f"net has a {type(layer).__name__} at {path!r}, and {type(method).__name__} is for Linear layers only. "
-                f"{reason} Leave convolutions point estimates, exclude=nn.Conv2d, or take 'elrg'."
+                f"{linear_only} Leave convolutions point estimates, exclude=nn.Conv2d, or take 'elrg'."
             )
-    return layers
+    return chosen
 
 
 def kind_of(layer: nn.Module) -> Layer:

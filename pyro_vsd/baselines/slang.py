@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_vsd._utils import check_integer, check_positive
-from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, linear_layers
+from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, chosen_layers
 
 __all__ = ["SLANG", "SLANGOptimizer"]
 
@@ -74,7 +74,7 @@ class SLANG(NaturalGradientMethod):
             "It needs every example's gradient as an outer product of a layer's input and the gradient at its output, "
             "which a convolution's is not."
         )
-        self.use_layers(net, linear_layers(self, net, reason).values(), num_particles, curvature)
+        self.use_layers(net, chosen_layers(self, net, reason).values(), num_particles, curvature)
         self.settings = (rank, prior_precision, beta, momentum, init_scale)
 
     def make_optimizer(self) -> "SLANGOptimizer":

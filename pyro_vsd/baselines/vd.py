@@ -21,7 +21,7 @@ from pyro_vsd.distributions import StructuredDropout
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
 from pyro_vsd.nn import bayesianize
 
-__all__ = ["VD", "log_uniform_kl"]
+__all__ = ["VD", "log_uniform_kl", "noise_kl"]
 
 # Kingma et al. 2015, equation 14: fitted to the KL for α up to 1.
 C1, C2, C3 = 1.16145124, -1.50204118, 0.58629921

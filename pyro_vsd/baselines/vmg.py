@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_vsd._utils import check_integer
-from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, linear_layers
+from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers
 from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["VMG", "MatrixGaussianLayer"]
@@ -54,7 +54,7 @@ class VMG(LayerwiseMethod):
             "Its posterior is that of a matrix, with rows for inputs and columns for outputs; a kernel has more axes, "
             "and the positions that share it cannot be drawn one by one."
         )
-        layers = linear_layers(self, net, reason)
+        layers = chosen_layers(self, net, reason)
         self.replace(net, layers, lambda layer: MatrixGaussianLayer(layer, num_pseudo, init_scale), kl_weight)
 
 
