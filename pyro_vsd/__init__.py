@@ -18,7 +18,8 @@ from pyro_vsd.prediction import ClassificationPrediction, Prediction, Regression
 from pyro_vsd.training import fit, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning.
+    # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning, nor import the baselines.
+    from pyro_vsd import baselines as baselines
     from pyro_vsd import plots as plots
 
 __version__ = "0.1.0.dev0"

@@ -38,7 +38,7 @@ def test_public_name_is_documented(thing):
         assert inspect.getdoc(thing)
 
 
-@pytest.mark.parametrize("name", ["ops", "distributions", "infer", "nn", "metrics", "datasets", "plots"])
+@pytest.mark.parametrize("name", ["ops", "distributions", "infer", "nn", "metrics", "datasets", "plots", "baselines"])
 def test_packages_are_attributes(name):
     assert inspect.ismodule(getattr(vsd, name))
 
@@ -61,7 +61,7 @@ def test_short_names(name, home):
 
 
 def test_dir_lists_what_is_loaded_on_request():
-    assert "plots" in dir(vsd)
+    assert {"baselines", "plots"} <= set(dir(vsd))
 
 
 def test_unknown_name_is_an_attribute_error():

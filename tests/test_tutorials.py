@@ -112,8 +112,8 @@ def is_public(chain):
     """Each name is in the ``__all__`` of the package before it; attributes of classes may follow."""
     package = importlib.import_module("pyro_vsd")
     for name in chain:
-        # plots, sklearn and lightning are imported on request: listed by dir, not by a star import
-        if name not in package.__all__ and name not in ("plots", "sklearn", "lightning"):
+        # these are imported on request: listed by dir, not by a star import
+        if name not in package.__all__ and name not in ("baselines", "plots", "sklearn", "lightning"):
             return False
         package = getattr(package, name)
         if not inspect.ismodule(package):

@@ -1,6 +1,5 @@
-"""The methods the paper compares with, and VSD itself, each in a file of its own behind one protocol.
+"""The methods the paper compares with, and VSD itself, behind one protocol.
 
->>> import pyro_vsd as vsd
 >>> train, test = vsd.datasets.digits()
 >>> method = make_method("mc_dropout", vsd.nn.mlp([64, 50, 10]), num_data=len(train), rate=0.3)
 >>> for x, y in train.batches(100):
@@ -13,8 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from pyro_vsd.baselines.ard_vd import ARDVD
-from pyro_vsd.baselines.ard_vd_hierarchical import ARDVDHierarchical
+from pyro_vsd._utils import check_choice
 from pyro_vsd.baselines.bbb import BBB
 from pyro_vsd.baselines.bbb_lrt import BBBLocal
 from pyro_vsd.baselines.deep_ensemble import DeepEnsemble
@@ -22,19 +20,17 @@ from pyro_vsd.baselines.elrg import ELRG
 from pyro_vsd.baselines.map import MAP
 from pyro_vsd.baselines.mc_dropout import MCDropout
 from pyro_vsd.baselines.mnf import MNF
-from pyro_vsd.baselines.protocol import GuideMethod, Method, NetworkMethod
+from pyro_vsd.baselines.protocol import GuideMethod, Method
 from pyro_vsd.baselines.slang import SLANG
 from pyro_vsd.baselines.swag import SWAG
 from pyro_vsd.baselines.vd import VD
 from pyro_vsd.baselines.vmg import VMG
 from pyro_vsd.baselines.vogn import VOGN
-from pyro_vsd.baselines.vsd import VSD
-from pyro_vsd.baselines.vsd_hierarchical import VSDHierarchical
-from pyro_vsd.baselines.vsd_low_rank import VSDLowRank
+from pyro_vsd.baselines.vsd import ARDVD, VSD, ARDVDHierarchical, VSDHierarchical, VSDLowRank
 
-__all__ = ["METHODS", "GuideMethod", "Method", "NetworkMethod", "make_method"]
+__all__ = ["METHODS", "GuideMethod", "Method", "make_method"]
 
-#: every method by its name, which is that of its file
+#: every method by its name
 METHODS: dict[str, type[Method]] = {
     "map": MAP,
     "bbb": BBB,
@@ -63,8 +59,7 @@ def make_method(name: str, net: nn.Module, *, num_data: int, task: str = "classi
     :param net: the network; it is copied, never changed.
     :param num_data: number of rows of the whole training set.
     :param task: ``"classification"`` or ``"regression"``.
-    :param options: ``lr``, ``noise`` (:class:`Method`), and those of the method's class.
+    :param options: ``lr``, ``noise``, ``include``, ``exclude`` (:class:`Method`), and those of the method's class.
     """
-    if name not in METHODS:
-        raise ValueError(f"name: expected one of {', '.join(METHODS)}, got {name!r}.")
+    check_choice("name", name, list(METHODS))
     return METHODS[name](net, num_data=num_data, task=task, **options)

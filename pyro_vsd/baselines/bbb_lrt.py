@@ -5,9 +5,8 @@ r"""A factorised Gaussian with the local reparameterisation: noise on pre-activa
     (xW)_j \sim \mathcal N\Big(\sum_i x_i \mu_{ij}, \sum_i x_i^2 \sigma_{ij}^2\Big)
 
 under the prior :math:`\mathcal N(0, \sigma_p^2)`, with the KL in closed form. Every example has its own noise, so
-gradients have a far smaller variance than with one draw of the weights for the whole batch. In a convolution (and where
-a Linear layer meets several positions of an example) the positions' noise is drawn independently, as is usual, though
-they share weights; their means and variances are those of the posterior.
+gradients have a far smaller variance than with one draw of the weights for the whole batch. Positions of an example (in
+a convolution, or tokens) share weights; their noise is drawn independently, as is usual, with the posterior's moments.
 
 **Reference**: Kingma, Salimans & Welling, *Variational Dropout and the Local Reparameterization Trick*, 2015; Blundell
 et al., *Weight Uncertainty in Neural Networks*, 2015.
@@ -17,57 +16,37 @@ et al., *Weight Uncertainty in Neural Networks*, 2015.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers, linear_map
-from pyro_vsd.nn.selection import Selector
+from pyro_vsd.baselines.protocol import KLWeight
 
-__all__ = ["BBBLocal", "LocalLayer"]
+__all__ = ["BBBLocal", "LocalLayer", "gaussian_kl"]
 
 
 class BBBLocal(LayerwiseMethod):
     """Bayes by Backprop with the local reparameterisation, for Linear and convolution layers, biases included.
 
-    Options:
-
     :param prior_scale: σ of the Gaussian prior.
     :param init_scale: σ of every weight at the start; the means start at the network's weights.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
-    >>> method = BBBLocal(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> BBBLocal(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
     def build(
-        self,
-        net: nn.Module,
-        *,
-        prior_scale: float = 1.0,
-        init_scale: float = 0.05,
-        kl_weight: float | Callable[[int], float] = 1.0,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
+        self, net: nn.Module, *, prior_scale: float = 1.0, init_scale: float = 0.05, kl_weight: KLWeight = 1.0
     ) -> None:
-        layers = chosen_layers(net, include, exclude)
+        layers = chosen_layers(self, net)
         self.replace(net, layers, lambda layer: LocalLayer(layer, prior_scale, init_scale), kl_weight)
 
 
 class LocalLayer(RandomLayer):
-    """A layer with a factorised Gaussian posterior, drawn at its outputs.
-
-    :param layer: a Linear or convolution layer; its parameters are the means.
-    :param prior_scale: σ of the prior.
-    :param init_scale: σ of every weight and bias at the start.
-    """
+    """A layer with a factorised Gaussian posterior, drawn at its outputs; its options are those of the method."""
 
     def __init__(self, layer: Any, prior_scale: float, init_scale: float):
         super().__init__(layer)
@@ -75,20 +54,23 @@ class LocalLayer(RandomLayer):
         start = 2 * math.log(init_scale)
         self.log_variance = nn.ParameterDict({name: torch.full_like(p, start) for name, p in layer.named_parameters()})
 
-    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the outputs."""
+    def variance(self, x: Tensor) -> Tensor:
+        """The variance of the outputs."""
         variances = {name: value.exp() for name, value in self.log_variance.items()}
-        return self.mean(x), linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
+        return linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.noisy(*self.moments(x))
+        variance = self.variance(x)  # before the mean: the order in which ELRG's gradients are summed
+        return self.noisy(self.mean(x), variance)
 
     def kl(self) -> Tensor:
-        r""":math:`\frac12 \sum [(\sigma^2 + \mu^2) / \sigma_p^2 - 1 - \log(\sigma^2 / \sigma_p^2)]`."""
-        terms = []
-        for name, mean in self.mean.named_parameters():
-            log_variance = self.log_variance[name]
-            moment = (log_variance.exp().sum() + mean.square().sum()) / self.prior_scale**2
-            constant = mean.numel() * (2 * math.log(self.prior_scale) - 1)
-            terms.append(0.5 * (moment - log_variance.sum() + constant))
+        pairs = [(mean, self.log_variance[name]) for name, mean in self.mean.named_parameters()]
+        terms = [gaussian_kl(m.square().sum(), v.exp().sum(), v, self.prior_scale) for m, v in pairs]
         return torch.stack(terms).sum()
+
+
+def gaussian_kl(square: Tensor, variance: Tensor, log_variance: Tensor, prior_scale: float) -> Tensor:
+    r""":math:`\frac12 \sum [(\sigma^2 + \mu^2) / \sigma_p^2 - 1 - \log(\sigma^2 / \sigma_p^2)]`, from the sums of
+    squared means and of variances."""
+    constant = log_variance.numel() * (2 * math.log(prior_scale) - 1)
+    return 0.5 * ((square + variance) / prior_scale**2 - log_variance.sum() + constant)

@@ -9,14 +9,15 @@ Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty
 paid: it finds several modes, which no method around one mode does.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.protocol import NetworkMethod, Observation, call, gaussian_penalty
+from pyro_vsd._utils import check_integer
+from pyro_vsd.baselines.map import MAP
+from pyro_vsd.baselines.protocol import Method
 
 __all__ = ["DeepEnsemble", "reset_parameters_"]
 
@@ -29,22 +30,20 @@ def reset_parameters_(net: nn.Module) -> nn.Module:
     return net
 
 
-class DeepEnsemble(NetworkMethod):
+class DeepEnsemble(Method):
     """M point estimates, trained together on the same batches; predictions have at most M samples.
-
-    Options:
 
     :param num_members: M.
     :param init: draws a network's parameters anew, in place; the first member keeps those it came with. For the
         networks of ``vsd.nn`` give :func:`~pyro_vsd.nn.xavier_uniform_`, their own.
     :param prior_scale: σ of the Gaussian prior on the weights of each; ``None`` for none.
 
-    >>> import torch, pyro_vsd as vsd
     >>> method = DeepEnsemble(vsd.nn.mlp([4, 8, 3]), num_data=100, num_members=3)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
     >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
     3
     """
+
+    chooses_layers = False
 
     def build(
         self,
@@ -54,25 +53,18 @@ class DeepEnsemble(NetworkMethod):
         init: Callable[[nn.Module], Any] = reset_parameters_,
         prior_scale: float | None = 1.0,
     ) -> None:
-        if not isinstance(num_members, int) or num_members < 1:
-            raise ValueError(f"num_members: expected an integer >= 1, got {num_members!r}.")
-        self.max_samples, self.prior_scale = num_members, prior_scale
-        nets = [net, *(copy.deepcopy(net) for _ in range(num_members - 1))]
-        for other in nets[1:]:
-            init(other)
-        self.nets = nn.ModuleList(nets)
-        self.observations = nn.ModuleList(Observation(self.task, self.noise, member) for member in nets)
+        check_integer("num_members", num_members, 1)
+        self.max_samples = num_members
+        shared: dict[str, Any] = {"num_data": self.num_data, "task": self.task, "noise": self.noise}
+        members = [MAP(net, prior_scale=prior_scale, **shared) for _ in range(num_members)]
+        for member in members[1:]:
+            init(member.net)
+        self.members: Any = nn.ModuleList(members)
 
     def loss(self, x: Any, y: Tensor) -> Tensor:
         """The mean of the members' losses."""
-        losses = []
-        for net, observation in zip(self.nets, self.observations, strict=True):
-            assert isinstance(observation, Observation)
-            log_likelihood = self.num_data / len(y) * observation.log_prob(call(net, x), y).sum()
-            losses.append(gaussian_penalty(net.parameters(), self.prior_scale) - log_likelihood)
-        return torch.stack(losses).mean()
+        return torch.stack([member.loss(x, y) for member in self.members]).mean()
 
     def draw(self, index: int) -> Callable[[Any], Any]:
-        net, observation = self.nets[index], self.observations[index]
-        assert isinstance(observation, Observation)
-        return lambda x: observation.law(call(net, x))
+        distribution_of: Callable[[Any], Any] = self.members[index].draw(0)
+        return distribution_of

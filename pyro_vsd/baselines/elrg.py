@@ -18,14 +18,15 @@ afforded; it is the low-rank Gaussian that convolutions admit.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers, linear_map
-from pyro_vsd.nn.selection import Selector
+from pyro_vsd._utils import check_integer
+from pyro_vsd.baselines.bbb_lrt import LocalLayer
+from pyro_vsd.baselines.layers import LayerwiseMethod, chosen_layers, linear_map
+from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["ELRG", "LowRankLayer"]
 
@@ -33,20 +34,13 @@ __all__ = ["ELRG", "LowRankLayer"]
 class ELRG(LayerwiseMethod):
     """Low-rank Gaussian posteriors of Linear and convolution layers, biases included.
 
-    Options:
-
     :param rank: r, the number of rows of V in each layer.
     :param prior_scale: σ of the Gaussian prior.
     :param init_scale: standard deviation of every weight at the start, half of its variance from V; the means start at
         the network's weights.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
-    >>> method = ELRG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=2)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> ELRG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=2).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -57,39 +51,28 @@ class ELRG(LayerwiseMethod):
         rank: int = 2,
         prior_scale: float = 1.0,
         init_scale: float = 0.05,
-        kl_weight: float | Callable[[int], float] = 1.0,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
+        kl_weight: KLWeight = 1.0,
     ) -> None:
-        if not isinstance(rank, int) or rank < 1:
-            raise ValueError(f"rank: expected an integer >= 1, got {rank!r}. Without factors it is the method bbb_lrt.")
-        layers = chosen_layers(net, include, exclude)
+        check_integer("rank", rank, 1)
+        layers = chosen_layers(self, net)
         self.replace(net, layers, lambda layer: LowRankLayer(layer, rank, prior_scale, init_scale), kl_weight)
 
 
-class LowRankLayer(RandomLayer):
-    """A layer with a Gaussian posterior of covariance diagonal plus low rank, drawn at its outputs.
-
-    :param layer: a Linear or convolution layer; its parameters are the means.
-    :param rank: number of factors.
-    :param prior_scale: σ of the prior.
-    :param init_scale: standard deviation of every weight and bias at the start.
-    """
+class LowRankLayer(LocalLayer):
+    """A layer with a Gaussian posterior of covariance diagonal plus low rank; its options are those of the method."""
 
     def __init__(self, layer: Any, rank: int, prior_scale: float, init_scale: float):
-        super().__init__(layer)
-        self.rank, self.prior_scale = rank, prior_scale
-        start, spread = math.log(init_scale**2 / 2), init_scale / math.sqrt(2 * rank)
-        parameters = dict(layer.named_parameters())
-        self.log_variance = nn.ParameterDict({name: torch.full_like(p, start) for name, p in parameters.items()})
+        super().__init__(layer, prior_scale, init_scale)
+        self.rank = rank
+        for value in self.log_variance.values():
+            nn.init.constant_(value, math.log(init_scale**2 / 2))
+        spread = init_scale / math.sqrt(2 * rank)
         self.factors = nn.ParameterDict(
-            {name: spread * torch.randn((rank, *p.shape)).to(p) for name, p in parameters.items()}
+            {name: spread * torch.randn((rank, *p.shape)).to(p) for name, p in layer.named_parameters()}
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        variances = {name: value.exp() for name, value in self.log_variance.items()}
-        variance = linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
-        out = self.noisy(self.mean(x), variance)
+        out = super().forward(x)
         biases = self.factors["bias"] if "bias" in self.factors else [None] * self.rank
         for weight, bias in zip(self.factors["weight"], biases, strict=True):
             zeta = torch.randn((len(out),) + (1,) * (out.dim() - 1), dtype=out.dtype, device=out.device)

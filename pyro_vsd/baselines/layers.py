@@ -1,61 +1,65 @@
 """What methods that work layer by layer share: random layers in the place of a network's own, and natural gradients
-from what goes in and out of layers."""
+from the inputs and outputs of layers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pyro_vsd.baselines.protocol import NetworkMethod
-from pyro_vsd.nn.selection import CONVOLUTIONS, TRANSPOSED, Selector, candidates, select
+from pyro_vsd._utils import base_distribution, check_choice, check_integer
+from pyro_vsd.baselines.protocol import KLWeight, Method
+from pyro_vsd.distributions.layers import Layer, layer_of
+from pyro_vsd.nn.network import candidates, select
 
 __all__ = [
     "LayerwiseMethod",
     "NaturalGradientMethod",
+    "Passes",
     "RandomLayer",
     "chosen_layers",
+    "kind_of",
     "linear_map",
     "on_channels",
     "recorded",
-    "refuse_convolutions",
 ]
 
 # Below this a pre-activation counts as certain: the square root's gradient stays finite where all inputs are zero.
 _TINY = 1e-16
-_TRANSPOSED_MAPS: dict[type, Callable[..., Tensor]] = {
-    nn.ConvTranspose1d: F.conv_transpose1d,
-    nn.ConvTranspose2d: F.conv_transpose2d,
-    nn.ConvTranspose3d: F.conv_transpose3d,
-}
+
+#: for each layer, each time it is called, a tensor at its input and one at its output
+Passes = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 
 
-def chosen_layers(net: nn.Module, include: Selector | None, exclude: Selector | None) -> dict[str, nn.Module]:
-    """Linear and convolution layers by their paths, each once, as ``include`` and ``exclude`` say; not frozen ones."""
+def chosen_layers(method: Method, net: nn.Module, linear_only: str | None = None) -> dict[str, nn.Module]:
+    """Linear and convolution layers by their paths, each once, as ``include`` and ``exclude`` say; not frozen ones.
+
+    :param linear_only: why the method has no convolutions, a full sentence; a chosen one then raises.
+    """
     # Attention reads the weight of its out_proj past the layer's forward: that one stays as it is.
     past = nn.modules.linear.NonDynamicallyQuantizableLinear
-    layers = [c for c in candidates(net) if not isinstance(c.layer, past) and _trains(c.layer)]
-    return {candidate.paths[0]: candidate.layer for candidate in select(layers, include, exclude)}
-
-
-def _trains(layer: nn.Module) -> bool:
-    return all(p.requires_grad for p in layer.parameters())
-
-
-def refuse_convolutions(layers: dict[str, nn.Module], method: str, reason: str) -> None:
-    """Raises where a chosen layer is a convolution.
-
-    :param reason: why the method has none; a full sentence.
-    """
-    for path, layer in layers.items():
-        if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
+    layers = [
+        candidate
+        for candidate in candidates(net)
+        if not isinstance(candidate.layer, past) and all(p.requires_grad for p in candidate.layer.parameters())
+    ]
+    chosen = {candidate.paths[0]: candidate.layer for candidate in select(layers, method.include, method.exclude)}
+    for path, layer in chosen.items():
+        if linear_only and kind_of(layer).convolution:
             raise ValueError(
-                f"net: expected Linear layers only for {method}, got a {type(layer).__name__} at {path!r}. {reason} "
-                "Leave convolutions point estimates, exclude=nn.Conv2d, or take 'elrg'."
+                f"net has a {type(layer).__name__} at {path!r}, and {type(method).__name__} is for Linear layers only. "
+                f"{linear_only} Leave convolutions point estimates, exclude=nn.Conv2d, or take 'elrg'."
             )
+    return chosen
+
+
+def kind_of(layer: nn.Module) -> Layer:
+    """The row of the table of layers."""
+    row = layer_of(layer)
+    assert row is not None
+    return row
 
 
 def linear_map(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -64,18 +68,20 @@ def linear_map(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None
     >>> linear_map(nn.Conv2d(1, 1, 2), torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).item()
     4.0
     """
-    if isinstance(layer, nn.Linear):
-        return F.linear(x, weight, bias)
-    if isinstance(layer, CONVOLUTIONS):
-        out: Tensor = layer._conv_forward(x, weight, bias)
-        return out
-    function = next(function for kind, function in _TRANSPOSED_MAPS.items() if isinstance(layer, kind))
-    return function(x, weight, bias, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+    kind = kind_of(layer)
+    if not kind.convolution:
+        out: Tensor = kind.function(x, weight, bias)
+    elif kind.transposed:
+        geometry = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+        out = kind.function(x, weight, bias, *geometry)
+    else:  # the layer's own way, which pads by reflection too
+        out = layer._conv_forward(x, weight, bias)
+    return out
 
 
 def on_channels(layer: Any, values: Tensor) -> Tensor:
-    """``values (..., C)``, one per channel, shaped to meet images ``(..., C, height, width)`` where there are any."""
-    return values if isinstance(layer, nn.Linear) else values.reshape(values.shape + (1,) * len(layer.kernel_size))
+    """``values (..., C)``, one per channel, in the shape of images ``(..., C, height, width)`` for convolutions."""
+    return values.reshape(values.shape + (1,) * len(layer.kernel_size)) if kind_of(layer).convolution else values
 
 
 class RandomLayer(nn.Module):
@@ -98,7 +104,7 @@ class RandomLayer(nn.Module):
         return mean + variance.clamp(min=_TINY).sqrt() * torch.randn_like(mean)
 
 
-class LayerwiseMethod(NetworkMethod):
+class LayerwiseMethod(Method):
     """A method that puts random layers in the place of a network's own and pays for their KLs."""
 
     def replace(
@@ -106,7 +112,7 @@ class LayerwiseMethod(NetworkMethod):
         net: nn.Module,
         layers: dict[str, nn.Module],
         make: Callable[[Any], RandomLayer],
-        kl_weight: float | Callable[[int], float],
+        kl_weight: KLWeight,
     ) -> None:
         """Uses the network with ``make(layer)`` in the place of each layer; the others are point estimates."""
         made = {id(layer): make(layer) for layer in layers.values()}
@@ -127,14 +133,25 @@ class LayerwiseMethod(NetworkMethod):
         return super().loss(x, y) + weight * self.kl()
 
 
-class NaturalGradientMethod(NetworkMethod):
-    """A method whose optimiser holds a Gaussian around the network's parameters (``random``); ``others``, such as norms
-    and a learned noise, are point estimates and trained by Adam."""
+class NaturalGradientMethod(Method):
+    """A method whose optimiser holds a Gaussian around the network's parameters (``random``).
 
-    def use_layers(self, net: nn.Module, layers: Iterable[nn.Module]) -> None:
+    The parameters in ``others``, such as norms and a learned noise, are point estimates and trained by Adam. A subclass
+    says how to draw (``sample``) and what its optimiser needs for the precision (``start``, ``collect``).
+    """
+
+    optimizer: Any
+    curvatures: tuple[str, ...] = ("empirical", "fisher")
+    #: whether gradients are those of the full data's loss; else of the mean over examples
+    full_data = True
+
+    def use_layers(self, net: nn.Module, layers: Iterable[nn.Module], num_particles: int, curvature: str) -> None:
         """Uses the network, with the parameters of these layers random."""
+        check_integer("num_particles", num_particles, 1)
+        check_choice("curvature", curvature, self.curvatures)
         self.use(net)
-        inside = {id(p) for layer in layers for p in layer.parameters()}
+        self.layers, self.num_particles, self.curvature = list(layers), num_particles, curvature
+        inside = {id(p) for layer in self.layers for p in layer.parameters()}
         self.random = {name: p for name, p in net.named_parameters() if id(p) in inside}
         self.others = [p for p in self.parameters() if id(p) not in inside and p.requires_grad]
         self.point_optimizer = torch.optim.Adam(self.others, lr=1e-3) if self.others else None
@@ -143,31 +160,83 @@ class NaturalGradientMethod(NetworkMethod):
         """A draw of the random parameters, detached."""
         raise NotImplementedError
 
+    def start(self, p: Tensor) -> Any:
+        """What :meth:`collect` adds to, for one random parameter."""
+        raise NotImplementedError
+
+    def collect(self, found: dict[Tensor, Any], own: tuple[Tensor, ...], passes: Passes, rows: int) -> None:
+        """Adds one draw's share to ``found``, with which the optimiser updates its precision.
+
+        :param own: gradients, first those of the random parameters.
+        :param passes: for each layer its inputs and the gradients at its outputs.
+        :param rows: B.
+        """
+        raise NotImplementedError
+
+    def step(self, x: Any, y: Tensor) -> float:
+        self.train()
+        total = 0.0
+        for p in [*self.random.values(), *self.others]:
+            p.grad = torch.zeros_like(p)
+        found: dict[Tensor, Any] = {p: self.start(p) for p in self.random.values()}
+        for _ in range(self.num_particles):
+            total += self.particle(x, y, found) / self.num_particles
+        total += self.optimizer.step(found)
+        if self.point_optimizer is not None:
+            self.point_optimizer.step()
+        self.num_steps += 1
+        return total
+
+    def particle(self, x: Any, y: Tensor, found: dict[Tensor, Any]) -> float:
+        """Adds one draw's share to the gradients and to ``found``; returns its loss, of the full data."""
+        weights = {name: value.requires_grad_() for name, value in self.sample().items()}
+        with recorded(self.layers) as passes:
+            output = self.call_with(weights, x)
+        rows, fisher = len(y), self.curvature == "fisher"
+        scale, share = (self.num_data / rows, 1.0) if self.full_data else (1.0, 1 / rows)
+        log_likelihood = self.observation.log_prob(output, y).sum()
+        value = self.checked(-self.num_data / rows * log_likelihood)
+        outputs = [out for uses in passes.values() for _, out in uses]
+        parameters = [*self.random.values(), *self.others]
+        own = torch.autograd.grad(
+            -scale * log_likelihood,
+            [*weights.values(), *self.others, *outputs],
+            retain_graph=fisher,
+            allow_unused=True,  # zero for what the pass did not use
+            materialize_grads=True,
+        )
+        for p, gradient in zip(parameters, own, strict=False):
+            p.grad.add_(gradient, alpha=share / self.num_particles)  # type: ignore[union-attr]
+        at_outputs = own[len(parameters) :]
+        if fisher:
+            drawn = self.observation.log_prob(output, self.drawn_labels(output)).sum()
+            at_outputs = torch.autograd.grad(-scale * drawn, outputs)
+        gradients = iter(at_outputs)
+        inputs = {layer: [(a.detach(), next(gradients)) for a, _ in uses] for layer, uses in passes.items()}
+        self.collect(found, own, inputs, rows)
+        return value
+
     def call_with(self, weights: dict[str, Tensor], x: Any) -> Tensor:
         """The network's output with these in the place of its random parameters."""
         output: Tensor = functional_call(self.net, weights, x if isinstance(x, tuple) else (x,))
         return output
 
-    @staticmethod
-    def gradients(loss: Tensor, inputs: list[Tensor], keep: bool) -> tuple[Tensor, ...]:
-        """Gradients, zero for what the pass did not use; ``keep`` where another backward pass follows."""
-        return torch.autograd.grad(loss, inputs, retain_graph=keep, allow_unused=True, materialize_grads=True)
-
     def drawn_labels(self, output: Tensor) -> Tensor:
         """Targets drawn from the model, which make the gradients' outer products the Gauss–Newton matrix on average.
 
-        Numbers are one standard deviation off, either way: the same on average as Gaussian ones, with less variance.
+        In regression they are one standard deviation off, either way: the same on average as Gaussian ones, with less
+        variance.
         """
-        law = self.observation.law(output.detach())
-        base = getattr(law, "base_dist", law)
+        distribution = self.observation.distribution(output.detach())
+        base = base_distribution(distribution)
         if isinstance(base, torch.distributions.Normal):
             return base.mean + base.stddev * torch.randn_like(base.mean).sign()
-        label: Tensor = law.sample()
+        label: Tensor = distribution.sample()
         return label
 
     def draw(self, index: int) -> Callable[[Any], Any]:
         weights = self.sample()
-        return lambda x: self.observation.law(self.call_with(weights, x))
+        return lambda x: self.observation.distribution(self.call_with(weights, x))
 
     def get_extra_state(self) -> dict[str, Any]:
         state = super().get_extra_state()
@@ -182,7 +251,7 @@ class NaturalGradientMethod(NetworkMethod):
 
 
 @contextmanager
-def recorded(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[tuple[Tensor, Tensor]]]]:
+def recorded(layers: Iterable[nn.Module]) -> Iterator[Passes]:
     """Notes the input and the output of each layer, each time it is called.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
@@ -191,7 +260,7 @@ def recorded(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[tuple
     >>> [tuple(tensor.shape) for tensor in passes[net[0]][0]]
     [(2, 4), (2, 3)]
     """
-    passes: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+    passes: Passes = {}
 
     def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
         passes.setdefault(layer, []).append((inputs[0], output))

@@ -19,29 +19,26 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.protocol import NetworkMethod, gaussian_penalty
-from pyro_vsd.nn.selection import Selector, candidates, select
+from pyro_vsd.baselines.map import MAP
+from pyro_vsd.baselines.protocol import gaussian_penalty
+from pyro_vsd.nn.network import candidates, select
 
 __all__ = ["MCDropout"]
 
 
-class MCDropout(NetworkMethod):
-    """Dropout that stays on.
-
-    Options:
+class MCDropout(MAP):
+    """Dropout that stays on, in the layers of ``include`` without those of ``exclude``.
 
     :param rate: p, of all layers but the first; or ``{path: p}`` for layers by name, the others then have none.
     :param input_rate: p of the first layer's inputs, the data, where ``rate`` is a number.
     :param prior_scale: σ of the Gaussian prior; ``None`` for none.
-    :param include: which Linear and convolution layers have noise, written as for :func:`~pyro_vsd.nn.bayesianize`.
-    :param exclude: which have none.
 
-    >>> import torch, pyro_vsd as vsd
-    >>> method = MCDropout(vsd.nn.mlp([4, 8, 3]), num_data=100, rate=0.2)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> MCDropout(vsd.nn.mlp([4, 8, 3]), num_data=100, rate=0.2).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
+
+    chooses_layers = True
+    max_samples = None
 
     def build(
         self,
@@ -50,34 +47,31 @@ class MCDropout(NetworkMethod):
         rate: float | Mapping[str, float] = 0.5,
         input_rate: float = 0.0,
         prior_scale: float | None = 1.0,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
     ) -> None:
-        self.use(net)
-        self.prior_scale = prior_scale
+        super().build(net, prior_scale=prior_scale)
         layers = candidates(net)
-        chosen = select(layers, include, exclude)
+        chosen = select(layers, self.include, self.exclude)
         if isinstance(rate, Mapping):
             paths = [path for c in chosen for path in c.paths]
-            unknown = sorted(set(rate) - set(paths))
-            if unknown:
-                raise ValueError(f"rate: expected layers among {paths}, got {unknown}.")
+            if unknown := sorted(set(rate) - set(paths)):
+                raise ValueError(f"rate names {unknown}, and the layers are {paths}.")
             rates = [max([rate.get(path, 0.0) for path in c.paths]) for c in chosen]
         else:
             rates = [input_rate if c.layer is layers[0].layer else rate for c in chosen]
         self.rates: dict[str, float] = {}
         for candidate, p in zip(chosen, rates, strict=True):
             if not 0 <= p < 1:
-                raise ValueError(f"rate: expected numbers from 0 to below 1, got {p} for {candidate.paths[0]!r}.")
+                raise ValueError(f"rate must be from 0 to below 1, not {p} for layer {candidate.paths[0]!r}.")
             self.rates[f"{candidate.paths[0]}.weight".lstrip(".")] = p
             if p > 0:
                 candidate.layer.register_forward_pre_hook(_Mask(p))
 
-    def loss(self, x: Any, y: Tensor) -> Tensor:
-        weights = self.net.named_parameters()
-        kept = [(1 - self.rates.get(name, 0.0), weight) for name, weight in weights if weight.dim() > 1]
-        penalties = [gaussian_penalty([weight], self.prior_scale) / share for share, weight in kept]
-        return super().loss(x, y) + sum(penalties)
+    def penalty(self) -> Tensor | float:
+        return sum(
+            gaussian_penalty([weight], self.prior_scale) / (1 - self.rates.get(name, 0.0))
+            for name, weight in self.net.named_parameters()
+            if weight.dim() > 1
+        )
 
 
 class _Mask:

@@ -1,4 +1,4 @@
-r"""Multiplicative normalising flows (MNF): a Gaussian whose mean is multiplied by noise with a flow's law.
+r"""Multiplicative normalising flows (MNF): a Gaussian whose mean is multiplied by noise from a flow.
 
 .. math::
     q(W) = \int q(z) \prod_{ij} \mathcal N(W_{ij}; z_i \mu_{ij}, \sigma_{ij}^2)\, dz, \qquad
@@ -23,7 +23,6 @@ modes say.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
@@ -31,8 +30,10 @@ import torch
 from pyro.distributions.transforms import Permute, affine_coupling
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers, linear_map, on_channels
-from pyro_vsd.nn.selection import CONVOLUTIONS, Selector
+from pyro_vsd._utils import check_integer
+from pyro_vsd.baselines.bbb_lrt import LocalLayer, gaussian_kl
+from pyro_vsd.baselines.layers import LayerwiseMethod, chosen_layers, kind_of, linear_map, on_channels
+from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["MNF", "MultiplicativeFlowLayer"]
 
@@ -40,21 +41,14 @@ __all__ = ["MNF", "MultiplicativeFlowLayer"]
 class MNF(LayerwiseMethod):
     """Multiplicative normalising flows for Linear and convolution layers; biases have factorised Gaussians.
 
-    Options:
-
     :param num_flows: couplings in each of a layer's two flows.
     :param hidden: hidden units of a coupling's network.
     :param prior_scale: σ of the Gaussian prior.
     :param init_scale: σ of every weight at the start; the means start at the network's weights.
     :param init_z_scale: standard deviation of z at the start, its mean is one.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
-    >>> method = MNF(vsd.nn.mlp([4, 8, 3]), num_data=100, hidden=10)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> MNF(vsd.nn.mlp([4, 8, 3]), num_data=100, hidden=10).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -67,24 +61,21 @@ class MNF(LayerwiseMethod):
         prior_scale: float = 1.0,
         init_scale: float = 0.05,
         init_z_scale: float = 0.1,
-        kl_weight: float | Callable[[int], float] = 1.0,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
+        kl_weight: KLWeight = 1.0,
     ) -> None:
-        for name, value in (("num_flows", num_flows), ("hidden", hidden)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+        check_integer("num_flows", num_flows, 1)
+        check_integer("hidden", hidden, 1)
+
         def make(layer: Any) -> MultiplicativeFlowLayer:
             return MultiplicativeFlowLayer(layer, num_flows, hidden, prior_scale, init_scale, init_z_scale)
 
-        self.replace(net, chosen_layers(net, include, exclude), make, kl_weight)
+        self.replace(net, chosen_layers(self, net), make, kl_weight)
 
 
 class Flow(nn.Module):
-    """A RealNVP flow on vectors of ``size`` numbers: Pyro's affine couplings, flips between them. Starts as identity.
+    """A RealNVP flow on vectors of ``size`` entries: Pyro's affine couplings, flips between them. Starts as identity.
 
-    One number alone admits no coupling: its flow is the identity, which loses nothing but the change of a Gaussian
-    into another.
+    A single entry admits no coupling: its flow is the identity.
     """
 
     def __init__(self, size: int, num_flows: int, hidden: int, like: Tensor):
@@ -100,7 +91,7 @@ class Flow(nn.Module):
         self.flip = torch.arange(size - 1, -1, -1, device=like.device)
 
     def push(self, base: Any) -> Any:
-        """The law of the flow's output where its input has the law ``base``."""
+        """The distribution of the flow's output where its input has the distribution ``base``."""
         steps = [step for coupling in self.couplings for step in (Permute(self.flip), coupling)][1:]
         return dist.TransformedDistribution(base, steps) if steps else base
 
@@ -112,28 +103,17 @@ class Flow(nn.Module):
             coupling._cached_log_scale = None
 
 
-class MultiplicativeFlowLayer(RandomLayer):
-    """A layer with a multiplicative-flow posterior, drawn at its outputs.
-
-    :param layer: a Linear or convolution layer; its parameters are the means.
-    :param num_flows: couplings of each flow.
-    :param hidden: hidden units of a coupling's network.
-    :param prior_scale: σ of the prior.
-    :param init_scale: σ of every weight and bias at the start.
-    :param init_z_scale: standard deviation of z at the start.
-    """
+class MultiplicativeFlowLayer(LocalLayer):
+    """A layer with a multiplicative-flow posterior, drawn at its outputs; its options are those of the method."""
 
     def __init__(
         self, layer: Any, num_flows: int, hidden: int, prior_scale: float, init_scale: float, init_z_scale: float
     ):
-        super().__init__(layer)
-        self.prior_scale = prior_scale
+        super().__init__(layer, prior_scale, init_scale)
         weight = layer.weight
         # z runs along this axis: inputs of a Linear, outputs of a convolution, inputs of a transposed one.
-        self.axis = 1 if isinstance(layer, nn.Linear) else 0
+        self.axis = 0 if kind_of(layer).convolution else 1
         size = weight.shape[self.axis]
-        start = 2 * math.log(init_scale)
-        self.log_variance = nn.ParameterDict({name: torch.full_like(p, start) for name, p in layer.named_parameters()})
         self.z_loc = nn.Parameter(weight.new_ones(size))
         self.z_log_scale = nn.Parameter(weight.new_full((size,), math.log(init_z_scale)))
         self.flow = Flow(size, num_flows, hidden, weight)
@@ -143,20 +123,20 @@ class MultiplicativeFlowLayer(RandomLayer):
         self.r_loc = nn.Parameter(torch.stack([self.z_loc.detach(), torch.zeros(size).to(weight)]))
         self.r_log_scale = nn.Parameter(torch.stack([self.z_log_scale.detach(), torch.zeros(size).to(weight)]))
 
-    def z_law(self) -> Any:
+    def z_distribution(self) -> Any:
         """q(z), of event shape ``(K,)``."""
         return self.flow.push(dist.Normal(self.z_loc, self.z_log_scale.exp(), validate_args=False).to_event(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.z_law().rsample((len(x),))  # one z per example
+        z = self.z_distribution().rsample((len(x),))  # one z per example
         self.flow.forget()
-        on_outputs = isinstance(self.mean, CONVOLUTIONS)
-        if isinstance(self.mean, nn.Linear):
-            z = z.reshape(z.shape[:1] + (1,) * (x.dim() - 2) + z.shape[1:])
-        else:
+        kind = kind_of(self.mean)
+        on_outputs = kind.convolution and not kind.transposed
+        if kind.convolution:
             z = on_channels(self.mean, z)
-        variances = {name: value.exp() for name, value in self.log_variance.items()}
-        variance = linear_map(self.mean, x.square(), variances["weight"], variances.get("bias"))
+        else:
+            z = z.reshape(z.shape[:1] + (1,) * (x.dim() - 2) + z.shape[1:])
+        variance = self.variance(x)
         mean = linear_map(self.mean, x if on_outputs else x * z, self.mean.weight)
         if on_outputs:
             mean = mean * z
@@ -166,17 +146,17 @@ class MultiplicativeFlowLayer(RandomLayer):
 
     def kl(self) -> Tensor:
         """One draw of the bound on the KL to the prior: over z, and over W as r sees it."""
-        q = self.z_law()
+        q = self.z_distribution()
         z = q.rsample()
         log_q = q.log_prob(z)
         self.flow.forget()
         weight = self.mean.weight.movedim(self.axis, 0).flatten(1)  # (K, Q)
         variance = self.log_variance["weight"].exp().movedim(self.axis, 0).flatten(1)
         square = z.square() @ weight.square().sum(1)  # of the mean given z
-        kl = _gaussian_kl(square, variance.sum(), self.log_variance["weight"], self.prior_scale)
+        kl = gaussian_kl(square, variance.sum(), self.log_variance["weight"], self.prior_scale)
         if self.mean.bias is not None:
             square, log_variance = self.mean.bias.square().sum(), self.log_variance["bias"]
-            kl = kl + _gaussian_kl(square, log_variance.exp().sum(), log_variance, self.prior_scale)
+            kl = kl + gaussian_kl(square, log_variance.exp().sum(), log_variance, self.prior_scale)
         # r sees W through cᵀW alone, so only that is drawn
         seen = (self.direction * z) @ weight
         seen = seen + (self.direction.square() @ variance).sqrt() * torch.randn_like(seen)  # (Q,)
@@ -193,9 +173,3 @@ class MultiplicativeFlowLayer(RandomLayer):
         log_prob: Tensor = self.auxiliary_flow.push(base.to_event(1)).log_prob(z)
         self.auxiliary_flow.forget()
         return log_prob
-
-
-def _gaussian_kl(square: Tensor, variance: Tensor, log_variance: Tensor, prior_scale: float) -> Tensor:
-    """From the sums of squared means and of variances."""
-    constant = log_variance.numel() * (2 * math.log(prior_scale) - 1)
-    return 0.5 * ((square + variance) / prior_scale**2 - log_variance.sum() + constant)

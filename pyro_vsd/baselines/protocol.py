@@ -1,8 +1,9 @@
 """What every method is: built from a network, trained step by step, asked for predictions, saved and loaded.
 
 A method's file has four parts in this order: the text (posterior, reference, cost, when to prefer it), ``build`` with
-its options, ``loss`` or ``step``, ``draw`` or ``predict``. It derives from :class:`NetworkMethod` (a network and a rule
-to draw one) or from :class:`GuideMethod` (a Pyro model, a guide and an ELBO), and imports no other method.
+its options, ``loss`` or ``step``, ``draw`` or ``predict``. One method per file; its class derives from :class:`Method`
+(a network and a rule to draw one), from :class:`GuideMethod` (a Pyro model, a guide and an ELBO), from a base in
+``layers.py``, or from the method that it is a variant of.
 """
 
 import copy
@@ -14,38 +15,39 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.observation import Observation, call, check_classes, num_rows, rows_of
+from pyro_vsd._utils import check_choice, check_integer, num_rows, take_rows
 from pyro_vsd.infer import predict as predict_by_guide
-from pyro_vsd.infer.modes import evaluation_mode
-from pyro_vsd.nn import Classifier, ObservationModel, Regressor
-from pyro_vsd.prediction import Prediction
 from pyro_vsd.prediction.collect import Collector, make_collector
+from pyro_vsd._utils import evaluation_mode
+from pyro_vsd.nn import Classifier, ObservationModel, Regressor
+from pyro_vsd.nn.network import Selector
+from pyro_vsd.prediction import Prediction
+from pyro_vsd.prediction.base import check_labels, check_target
 
-__all__ = [
-    "GuideMethod",
-    "Method",
-    "NetworkMethod",
-    "Observation",
-    "call",
-    "gaussian_penalty",
-    "latent_sites_of",
-    "network_init",
-]
+__all__ = ["GuideMethod", "KLWeight", "Method", "Observation", "call", "gaussian_penalty"]
 
 TASKS = ("classification", "regression")
+#: a factor of the KL: a number, or a schedule ``step -> weight``
+KLWeight = float | Callable[[int], float]
 # Rows per pass of a prediction: enough to keep matrix products busy, little enough for a ResNet's activations.
 ROWS = 512
+# Where log σ starts: noise of about a third of standardised targets.
+LOG_SIGMA = -1.0
 
 
 class Method(nn.Module):
     """A way to learn a distribution over networks. The network given is copied, never changed.
 
     A method is a module: ``state_dict()`` holds parameters, buffers and, under ``_extra_state``, the optimiser's state
-    and the number of steps, all plain tensors and numbers that ``torch.load(…, weights_only=True)`` reads; training
-    goes on after ``load_state_dict`` as if it had not stopped. Nothing is left in Pyro's global parameter store.
+    and the number of steps, all plain tensors and numbers that ``torch.load(…, weights_only=True)`` reads. Training
+    continues after ``load_state_dict`` as if it had not stopped. Nothing is left in Pyro's global parameter store.
+
+    A subclass's ``build`` calls :meth:`use`. It may leave ``loss`` (the negative log-likelihood) and ``draw`` (the
+    network itself) as they are, or replace them.
 
     :param net: the network, on its device and in its dtype.
     :param num_data: number of rows of the whole training set.
@@ -54,15 +56,22 @@ class Method(nn.Module):
     :param lr: learning rate of the :attr:`optimizer`, an ordinary one of torch: give it to any scheduler of torch.
         ``None`` is the method's own default.
     :param noise: in regression the standard deviation of the targets' noise: ``"learned"``, or a number.
+    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates. Not
+        for methods that treat the network as a whole: MAP, deep ensembles and SWAG.
+    :param exclude: which layers are not.
     :param options: those of the method's ``build``.
     """
 
     default_lr = 1e-3
+    #: whether there are options ``include`` and ``exclude``
+    chooses_layers = True
     #: the networks there are to predict with, where their number is fixed (MAP: 1); ``None``: as many as asked for
     max_samples: int | None = None
     #: makes the modules from the copied network and the options: ``build(net, *, option=…)``
     build: Callable[..., None]
     optimizer: torch.optim.Optimizer
+    net: nn.Module
+    observation: "Observation"
 
     def __init__(
         self,
@@ -72,20 +81,40 @@ class Method(nn.Module):
         task: str = "classification",
         lr: float | None = None,
         noise: float | str = "learned",
+        include: Selector | None = None,
+        exclude: Selector | None = None,
         **options: Any,
     ):
         super().__init__()
-        _check_arguments(net, num_data, task, noise)
-        known = list(inspect.signature(self.build).parameters)[1:]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            names = ", ".join(["lr", "noise", *known])
-            raise TypeError(f"{type(self).__name__}: expected options among {names}, got {', '.join(unknown)}.")
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"net must be an nn.Module, not a {type(net).__name__}.")
+        check_integer("num_data", num_data, 1)
+        check_choice("task", task, TASKS)
+        if noise != "learned" and not (isinstance(noise, numbers.Real) and 0 < noise < math.inf):
+            raise ValueError(f"noise must be 'learned' or a positive number, not {noise!r}.")
+        known = self.options()
+        selection = {"include": include, "exclude": exclude}
+        chosen = [name for name, value in selection.items() if value is not None and not self.chooses_layers]
+        if unknown := sorted(set(options) - set(known)) + chosen:
+            names = ", ".join(["lr", "noise", *(selection if self.chooses_layers else ()), *known])
+            raise TypeError(f"{type(self).__name__} has no option {', '.join(unknown)}. Its options are {names}.")
         self.num_data, self.task, self.noise = int(num_data), task, noise
+        self.include, self.exclude = include, exclude
         self.lr = self.default_lr if lr is None else lr
         self.num_steps = 0
-        self.build(copy.deepcopy(net), **options)
+        self.build(copy.deepcopy(net), **known | options)
         self.optimizer = self.make_optimizer()
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        """The method's own options with their defaults."""
+        _, _, *options = inspect.signature(cls.build).parameters.values()
+        return {option.name: option.default for option in options}
+
+    def use(self, net: nn.Module) -> None:
+        """Registers the network and its observation model."""
+        self.net = net
+        self.observation = Observation(self.task, self.noise, net)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The optimiser of all trainable parameters; called once, after ``build``."""
@@ -93,7 +122,11 @@ class Method(nn.Module):
 
     def loss(self, x: Any, y: Tensor) -> Tensor:
         """The loss *of the full data set* (Pyro's convention: N/B times the batch's, plus penalties once)."""
-        raise NotImplementedError
+        return self.negative_log_likelihood(call(self.net, x), y)
+
+    def negative_log_likelihood(self, output: Tensor, y: Tensor) -> Tensor:
+        """Of the full data set, from a batch's outputs and targets."""
+        return -self.num_data / len(y) * self.observation.log_prob(output, y).sum()
 
     def step(self, x: Any, y: Tensor) -> float:
         """One training step on a batch; returns the loss of the full data set, as it was before the step."""
@@ -111,14 +144,18 @@ class Method(nn.Module):
         loss.backward()
 
     def checked(self, loss: Tensor) -> float:
-        """The loss as a number, or an error where it is not finite; parameters are still as before the step."""
+        """The loss as a number. Raises where it is not finite; parameters are still as before the step."""
         value = loss.item()
         if not math.isfinite(value):
             raise ValueError(
-                f"expected a finite loss, got {value} in step {self.num_steps + 1} of {type(self).__name__}. Lower lr, "
-                "or look at the data for NaN and infinities."
+                f"the loss is {value} in step {self.num_steps + 1} of {type(self).__name__}. Lower lr, or look at the "
+                "data for NaN and infinities."
             )
         return value
+
+    def draw(self, index: int) -> Callable[[Any], Any]:
+        """One draw, number ``index``: a function from a batch of inputs to the distribution of its targets."""
+        return lambda x: self.observation.distribution(call(self.net, x))
 
     def predict(
         self, x: Any, num_samples: int = 100, *, batch_size: int | None = None, seed: int | None = None
@@ -130,7 +167,28 @@ class Method(nn.Module):
         :param batch_size: rows per pass.
         :param seed: makes the prediction reproducible; by default a number from torch's global generator.
         """
-        raise NotImplementedError
+        size = ROWS if batch_size is None else batch_size
+        check_integer("num_samples", num_samples, 1)
+        check_integer("batch_size", size, 1)
+        num_samples = min(num_samples, self.max_samples or num_samples)
+        rows = num_rows(x, "x")
+        if rows == 0:
+            raise ValueError("x has no rows.")
+        devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
+        collector: Collector | None = None
+        with torch.no_grad(), evaluation_mode(self), torch.random.fork_rng(devices=devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            for sample in range(num_samples):
+                distribution_of = self.draw(sample)
+                for start in range(0, rows, size):
+                    index = torch.arange(start, min(start + size, rows))
+                    distribution = distribution_of(take_rows(x, index))
+                    if collector is None:
+                        collector = make_collector(distribution, num_samples, rows, keep=True)
+                    collector.add(sample * rows + index, distribution)
+        assert collector is not None
+        return collector.finish()
 
     def get_extra_state(self) -> dict[str, Any]:
         return {
@@ -141,68 +199,17 @@ class Method(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if state["method"] != type(self).__name__:
-            raise ValueError(f"expected the state of a method {type(self).__name__}, got that of {state['method']}.")
+            raise ValueError(f"state_dict is that of a {state['method']}, and this is a {type(self).__name__}.")
         self.num_steps = int(state["num_steps"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-class NetworkMethod(Method):
-    """A method that has a network :attr:`net` and its :attr:`observation`, and knows how to draw a network.
-
-    A subclass's ``build`` calls :meth:`use`; it may leave ``loss`` (the negative log-likelihood) and ``draw`` (the
-    network itself) as they are, or replace them.
-    """
-
-    net: nn.Module
-    observation: Observation
-
-    def use(self, net: nn.Module) -> None:
-        """Registers the network and its observation model."""
-        self.net = net
-        self.observation = Observation(self.task, self.noise, net)
-
-    def loss(self, x: Any, y: Tensor) -> Tensor:
-        return self.negative_log_likelihood(call(self.net, x), y)
-
-    def negative_log_likelihood(self, output: Tensor, y: Tensor) -> Tensor:
-        """Of the full data set, from a batch's outputs and targets."""
-        return -self.num_data / len(y) * self.observation.log_prob(output, y).sum()
-
-    def draw(self, index: int) -> Callable[[Any], Any]:
-        """One draw, number ``index``: a function from a batch of inputs to the law of its targets."""
-        return lambda x: self.observation.law(call(self.net, x))
-
-    def predict(
-        self, x: Any, num_samples: int = 100, *, batch_size: int | None = None, seed: int | None = None
-    ) -> Prediction:
-        for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
-        num_samples = min(num_samples, self.max_samples or num_samples)
-        rows, size = num_rows(x), batch_size or ROWS
-        devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
-        collector: Collector | None = None
-        with torch.no_grad(), evaluation_mode(self), torch.random.fork_rng(devices=devices, enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            for sample in range(num_samples):
-                law_of = self.draw(sample)
-                for start in range(0, rows, size):
-                    index = torch.arange(start, min(start + size, rows))
-                    law = law_of(rows_of(x, index))
-                    if collector is None:
-                        collector = make_collector(law, num_samples, rows, keep=True)
-                    collector.add(sample * rows + index, law)
-        assert collector is not None
-        return collector.finish()
 
 
 class GuideMethod(Method):
     """A method that is a Pyro model, a guide and an ELBO, trained in the ELBO's differentiable form by one optimiser.
 
     A subclass's ``build`` calls :meth:`observed` for the model and :meth:`compose` for the whole. When it returns, the
-    guide must have all its parameters: those of ``vsd`` do; one of Pyro's, made for ``latent_sites_of`` the model,
-    has them after a call ``guide()`` inside :meth:`own_store`.
+    guide must have all its parameters: those of ``vsd`` do; one of Pyro's has them after a call ``guide()`` inside
+    :meth:`own_store` (see BBB).
     """
 
     model: Any
@@ -254,6 +261,60 @@ class GuideMethod(Method):
             self.elbo.load_state_dict(state["elbo"])
 
 
+class Observation(nn.Module):
+    """The distribution of the targets given the outputs of a plain network.
+
+    :param task: ``"classification"`` or ``"regression"``.
+    :param noise: in regression σ, ``"learned"`` (a parameter ``log_sigma``) or a number.
+    :param like: a module whose first parameter gives dtype and device.
+
+    >>> observation = Observation("classification", "learned", nn.Linear(1, 1))
+    >>> observation.log_prob(torch.zeros(1, 4), torch.tensor([2])).exp().item()
+    0.25
+    """
+
+    def __init__(self, task: str, noise: float | str, like: nn.Module):
+        super().__init__()
+        self.task, self.noise = task, noise
+        if task == "regression" and noise == "learned":
+            self.log_sigma = nn.Parameter(next(like.parameters()).new_tensor(LOG_SIGMA))
+
+    def distribution(self, output: Tensor) -> Any:
+        """Of batch shape ``(B,)``; leading dimensions of samples may come before."""
+        if self.task == "classification":
+            return dist.Categorical(logits=output, validate_args=False)
+        sigma: Any = self.log_sigma.exp() if self.noise == "learned" else self.noise
+        if output.dim() > 1 and output.shape[-1] > 1:
+            return dist.Normal(output, sigma, validate_args=False).to_event(1)
+        return dist.Normal(output if output.dim() == 1 else output.squeeze(-1), sigma, validate_args=False)
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Log-likelihood of each row, ``(B,)``; with outputs ``(S, B, C)`` of S samples ``(S, B)``."""
+        distribution = self.distribution(output)
+        if self.task == "classification":
+            check_classes(y)
+            y = check_labels(y, output.shape[-2], output.shape[-1])
+        else:
+            check_target(y, (distribution.batch_shape[-1], *distribution.event_shape))
+        log_prob: Tensor = distribution.log_prob(y)
+        return log_prob
+
+
+def check_classes(y: Tensor) -> None:
+    """Raises where classes are real numbers: as a rule, the task was not given."""
+    if y.is_floating_point():
+        raise ValueError(
+            f"y must hold integer labels for task='classification', not {y.dtype}. Make the method with "
+            "task='regression', or use y.long()."
+        )
+
+
+def call(net: nn.Module, x: Any) -> Tensor:
+    """The network's output for inputs that may be a tuple."""
+    output: Tensor = net(*x) if isinstance(x, tuple) else net(x)
+    return output
+
+
 def gaussian_penalty(parameters: Iterable[Tensor], scale: float | None) -> Tensor | float:
     r"""The negative log-density :math:`\sum \lVert W \rVert^2 / 2\sigma^2` of a Gaussian prior, without its constant.
 
@@ -263,41 +324,3 @@ def gaussian_penalty(parameters: Iterable[Tensor], scale: float | None) -> Tenso
         return 0.0
     # the norm's gradient is one pass, that of p.square().sum() three
     return sum(torch.linalg.vector_norm(p).square() for p in parameters if p.dim() > 1) / (2 * scale**2)
-
-
-def latent_sites_of(model: ObservationModel) -> Callable[..., None]:
-    """A Pyro model of the latent sites alone, so that Pyro's autoguides can be set up without data.
-
-    >>> import pyro_vsd as vsd
-    >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
-    >>> guide = pyro.infer.autoguide.AutoNormal(latent_sites_of(model), init_loc_fn=network_init)
-    >>> sorted(guide())
-    ['net.0.weight', 'net.2.weight']
-    """
-
-    def sites(*args: Any, **kwargs: Any) -> None:
-        for name, prior in model.latent_sites().items():
-            pyro.sample(name, prior)
-
-    return sites
-
-
-def network_init(site: dict[str, Any]) -> Tensor:
-    """An ``init_loc_fn`` for Pyro's autoguides: a weight starts where the network has it."""
-    init = getattr(site["fn"], "init", None)
-    if init is None:
-        raise ValueError(f"site {site['name']!r}: expected a weight made by bayesianize, got {site['fn']}.")
-    start: Tensor = init.detach().clone()
-    return start
-
-
-def _check_arguments(net: Any, num_data: Any, task: Any, noise: Any) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net: expected an nn.Module, got {type(net).__name__}.")
-    if not isinstance(num_data, numbers.Integral) or isinstance(num_data, bool) or num_data < 1:
-        raise ValueError(f"num_data: expected the number of rows of the training set, got {num_data!r}.")
-    if task not in TASKS:
-        raise ValueError(f"task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}.")
-    number = isinstance(noise, numbers.Real) and not isinstance(noise, bool) and 0 < float(noise) < math.inf
-    if noise != "learned" and not number:
-        raise ValueError(f"noise: expected 'learned' or a positive number, got {noise!r}.")

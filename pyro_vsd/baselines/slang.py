@@ -29,20 +29,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.layers import NaturalGradientMethod, chosen_layers, recorded, refuse_convolutions
-from pyro_vsd.nn.selection import Selector
+from pyro_vsd._utils import check_integer, check_positive
+from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, chosen_layers
 
 __all__ = ["SLANG", "SLANGOptimizer"]
-
-CURVATURES = ("empirical", "fisher")
 
 
 class SLANG(NaturalGradientMethod):
     """SLANG for the weights and biases of Linear layers; a convolution is an error.
 
     All other parameters (norms, a learned noise) are point estimates, trained by Adam.
-
-    Options:
 
     :param rank: L.
     :param prior_precision: δ of the Gaussian prior.
@@ -52,13 +48,8 @@ class SLANG(NaturalGradientMethod):
     :param num_particles: draws of the weights per step.
     :param curvature: ``"empirical"``: the outer products of the gradients themselves; ``"fisher"``: of those at labels
         drawn from the model, which are the Gauss–Newton matrix on average.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
-    >>> method = SLANG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=3)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> SLANG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=3).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
@@ -77,74 +68,35 @@ class SLANG(NaturalGradientMethod):
         init_scale: float = 0.05,
         num_particles: int = 1,
         curvature: str = "empirical",
-        include: Selector | None = None,
-        exclude: Selector | None = None,
     ) -> None:
-        if curvature not in CURVATURES:
-            raise ValueError(f"curvature: expected one of {', '.join(map(repr, CURVATURES))}, got {curvature!r}.")
-        for name, value in (("rank", rank), ("num_particles", num_particles)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
-        layers = chosen_layers(net, include, exclude)
-        refuse_convolutions(
-            layers,
-            "SLANG",
+        check_integer("rank", rank, 1)
+        reason = (
             "It needs every example's gradient as an outer product of a layer's input and the gradient at its output, "
-            "which a convolution's is not.",
+            "which a convolution's is not."
         )
-        self.use_layers(net, layers.values())
-        self.layers = list(layers.values())
-        self.num_particles, self.curvature = num_particles, curvature
-        self.settings: dict[str, Any] = {
-            "rank": rank,
-            "prior_precision": prior_precision,
-            "beta": beta,
-            "momentum": momentum,
-            "init_scale": init_scale,
-        }
+        self.use_layers(net, chosen_layers(self, net, reason).values(), num_particles, curvature)
+        self.settings = (rank, prior_precision, beta, momentum, init_scale)
 
     def make_optimizer(self) -> "SLANGOptimizer":
-        return SLANGOptimizer(self.random.values(), lr=self.lr, **self.settings)
+        return SLANGOptimizer(self.random.values(), self.lr, *self.settings)
 
-    def step(self, x: Any, y: Tensor) -> float:
-        self.train()
-        total = 0.0
-        for p in [*self.random.values(), *self.others]:
-            p.grad = torch.zeros_like(p)
-        found: dict[Tensor, list[Outer]] = {p: [] for p in self.random.values()}
-        for _ in range(self.num_particles):
-            total += self._particle(x, y, found) / self.num_particles
-        total += self.optimizer.step([stack(parts) for parts in found.values()])
-        if self.point_optimizer is not None:
-            self.point_optimizer.step()
-        self.num_steps += 1
-        return total
+    def start(self, p: Tensor) -> list["Outer"]:
+        return []
 
-    def _particle(self, x: Any, y: Tensor, found: dict[Tensor, list["Outer"]]) -> float:
-        """Adds one draw's share to the gradients (of the full data) and its per-example gradients to ``found``."""
-        weights = {name: value.requires_grad_() for name, value in self.sample().items()}
-        with recorded(self.layers) as passes:
-            output = self.call_with(weights, x)
-        loss = self.negative_log_likelihood(output, y)
-        value = self.checked(loss)
-        outputs = [_single(layer, uses) for layer, uses in passes.items()]
-        parameters = [*self.random.values(), *self.others]
-        own = self.gradients(loss, [*weights.values(), *self.others, *outputs], keep=self.curvature == "fisher")
-        for p, gradient in zip(parameters, own, strict=False):
-            p.grad.add_(gradient, alpha=1 / self.num_particles)  # type: ignore[union-attr]
-        if self.curvature == "fisher":
-            drawn = self.negative_log_likelihood(output, self.drawn_labels(output))
-            at_outputs = torch.autograd.grad(drawn, outputs)
-        else:
-            at_outputs = own[len(parameters) :]
-        # The loss is N/B times an example's; what is wanted is the root of that times it, and of the draw's share.
-        factor = (len(y) / (self.num_data * self.num_particles)) ** 0.5
-        for (layer, uses), gradient in zip(passes.items(), at_outputs, strict=True):
-            inputs = uses[0][0].detach()
+    def collect(self, found: dict[Tensor, list["Outer"]], own: tuple[Tensor, ...], passes: Passes, rows: int) -> None:
+        """Per-example gradients. The loss is N/B times an example's; needed are the root of that, and of the draw's
+        share."""
+        factor = (rows / (self.num_data * self.num_particles)) ** 0.5
+        for layer, uses in passes.items():
+            (inputs, gradient), *more = uses
+            if more or inputs.dim() != 2:
+                raise ValueError(
+                    f"net calls {layer} with inputs {[tuple(x.shape) for x, _ in uses]}. SLANG needs one call with "
+                    "inputs (B, K): an example's gradient is one outer product only then."
+                )
             rights = {"weight": inputs, "bias": torch.ones_like(inputs[:, :1])}
             for name, p in layer.named_parameters():
                 found[p].append(Outer(factor * gradient, rights[name]))
-        return value
 
     def sample(self) -> dict[str, Tensor]:
         return dict(zip(self.random, self.optimizer.sample(), strict=True))
@@ -180,16 +132,7 @@ def stack(parts: list[Outer]) -> Outer:
 
 
 class SLANGOptimizer(torch.optim.Optimizer):
-    """The update of mean and precision; gradients are those of the full data's loss, at a draw.
-
-    :param params: the means.
-    :param lr: learning rate.
-    :param rank: L.
-    :param prior_precision: δ.
-    :param beta: β.
-    :param momentum: how much of the last gradients' mean is kept.
-    :param init_scale: standard deviation of every weight at the start.
-    """
+    """The update of mean and precision, with the method's options; gradients are of the full data's loss, at a draw."""
 
     def __init__(
         self,
@@ -202,12 +145,11 @@ class SLANGOptimizer(torch.optim.Optimizer):
         init_scale: float = 0.05,
     ):
         for name, value in (("lr", lr), ("prior_precision", prior_precision), ("init_scale", init_scale)):
-            if not value > 0:
-                raise ValueError(f"{name}: expected a positive number, got {value!r}.")
+            check_positive(name, value)
         if not 0 < beta <= 1:
-            raise ValueError(f"beta: expected a number above 0, up to 1, got {beta!r}.")
+            raise ValueError(f"beta must be above 0 and at most 1, not {beta!r}.")
         if not 0 <= momentum < 1:
-            raise ValueError(f"momentum: expected a number from 0 to below 1, got {momentum!r}.")
+            raise ValueError(f"momentum must be from 0 to below 1, not {momentum!r}.")
         super().__init__(params, {"lr": lr, "prior_precision": prior_precision, "beta": beta, "momentum": momentum})
         mean = self.mean()
         self.state[self._means()[0]] = {  # one for all: the precision knows no borders between parameters
@@ -260,17 +202,17 @@ class SLANGOptimizer(torch.optim.Optimizer):
         return 0.5 * (delta * (trace + self.mean().square().sum()) - len(d) * (1 + math.log(delta)) + log_det)
 
     @torch.no_grad()
-    def step(self, gradients: list[Outer]) -> float:  # type: ignore[override]
+    def step(self, found: dict[Tensor, list[Outer]]) -> float:  # type: ignore[override]
         """One step.
 
-        :param gradients: for each parameter the per-example gradients, scaled so that the sum of their outer products
-            is the curvature of the full data.
+        :param found: for each parameter the per-example gradients, in parts, scaled so that the sum of their outer
+            products is the curvature of the full data.
         :returns: the KL to the prior, as it was before the step.
         """
         kl = self.kl().item()
         group, state = self.param_groups[0], self.state[self._means()[0]]
         delta = group["prior_precision"]
-        self._update_precision(gradients, group["beta"], delta)
+        self._update_precision([stack(parts) for parts in found.values()], group["beta"], delta)
         gradient = torch.cat([p.grad.flatten() for p in self._means() if p.grad is not None]) + delta * self.mean()
         state["momentum"].lerp_(gradient, 1 - group["momentum"])
         state["step"] += 1
@@ -289,7 +231,7 @@ class SLANGOptimizer(torch.optim.Optimizer):
         inner = torch.stack([n.gram() for n in new]).sum(0)
         gram = torch.cat([torch.cat([old @ old.mT, across], 1), torch.cat([across.mT, inner], 1)])
         if not bool(gram.isfinite().all()):
-            raise ValueError("expected finite gradients, got an overflow in SLANG's precision. Lower lr.")
+            raise ValueError("the gradients overflow in SLANG's precision. Lower lr.")
         # in float64: eigenvalues span the square of what gradients do
         leading = torch.linalg.eigh(gram.double()).eigenvectors[:, -rank:].mT.to(gram)  # (L, L + B)
         combined = torch.cat([n.combine(leading[:, rank:]).flatten(1) for n in new], -1)
@@ -298,14 +240,3 @@ class SLANGOptimizer(torch.optim.Optimizer):
         left_out = old.square().sum(0) + squares - state["factor"].square().sum(0)
         # a sum of squares; rounding may take it below zero
         state["diagonal"] = (1 - beta) * state["diagonal"] + beta * delta + left_out.clamp(min=0)
-
-
-def _single(layer: nn.Module, uses: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The output of a layer that meets each example once."""
-    shapes = [tuple(x.shape) for x, _ in uses]
-    if len(uses) > 1 or uses[0][0].dim() != 2:
-        raise ValueError(
-            f"net: expected each layer to meet inputs (B, K) once for SLANG, got {shapes} in {layer}. An example's "
-            "gradient is one outer product only then."
-        )
-    return uses[0][1]

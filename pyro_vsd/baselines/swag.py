@@ -23,18 +23,18 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from pyro_vsd.baselines.protocol import NetworkMethod, call, gaussian_penalty
+from pyro_vsd._utils import check_integer, check_nonnegative, check_positive
+from pyro_vsd.baselines.map import MAP
+from pyro_vsd.baselines.protocol import call
 from pyro_vsd.prediction import Prediction
 
 __all__ = ["SWAG"]
 
 
-class SWAG(NetworkMethod):
+class SWAG(MAP):
     """Stochastic weight averaging, Gaussian. Trained by SGD with momentum on the loss per row.
 
-    Options:
-
-    :param start: epochs before snapshots begin; give half to three quarters of the training.
+    :param start: epochs before snapshots begin; give half to three quarters of all epochs.
     :param period: epochs from one snapshot to the next.
     :param max_rank: K, deviations kept.
     :param momentum: of SGD.
@@ -43,7 +43,6 @@ class SWAG(NetworkMethod):
     :param scale: factor on the standard deviation of draws.
     :param prior_scale: σ of the Gaussian prior on the weights; ``None`` for none.
 
-    >>> import pyro_vsd as vsd
     >>> method = SWAG(vsd.nn.mlp([4, 8, 3]), num_data=10, start=0)
     >>> losses = [method.step(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(4)]
     >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
@@ -51,6 +50,7 @@ class SWAG(NetworkMethod):
     """
 
     default_lr = 1e-2
+    max_samples = None
     squares: Tensor
     deviations: Tensor
 
@@ -66,13 +66,12 @@ class SWAG(NetworkMethod):
         scale: float = 1.0,
         prior_scale: float | None = 1.0,
     ) -> None:
-        if not (start >= 0 and period > 0):
-            raise ValueError(f"expected start >= 0 and period > 0, got start={start!r} and period={period!r}.")
-        if not isinstance(max_rank, int) or max_rank < 2:
-            raise ValueError(f"max_rank: expected an integer >= 2, got {max_rank!r}.")
-        self.use(net)
+        check_nonnegative("start", start)
+        check_positive("period", period)
+        check_integer("max_rank", max_rank, 2)
+        super().build(net, prior_scale=prior_scale)
         self.start, self.period, self.momentum, self.max_norm = start, period, momentum, max_norm
-        self.scale, self.prior_scale, self.rows_seen = scale, prior_scale, 0
+        self.scale, self.rows_seen = scale, 0
         self.average = AveragedModel(net).requires_grad_(False)
         size = _vector(net.parameters()).detach()
         self.register_buffer("squares", torch.zeros_like(size))  # of deviations, summed
@@ -82,9 +81,6 @@ class SWAG(NetworkMethod):
     def make_optimizer(self) -> torch.optim.Optimizer:
         parameters = [p for part in (self.net, self.observation) for p in part.parameters() if p.requires_grad]
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
-
-    def loss(self, x: Any, y: Tensor) -> Tensor:
-        return super().loss(x, y) + gaussian_penalty(self.net.parameters(), self.prior_scale)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss / self.num_data)
@@ -132,8 +128,8 @@ class SWAG(NetworkMethod):
         number = self.num_snapshots
         if number < 2:
             raise ValueError(
-                f"expected two or more snapshots to predict with, got {number} after "
-                f"{self.rows_seen / self.num_data:.1f} epochs. Train on, or begin earlier: start={self.start}, "
+                f"a prediction needs two snapshots, and there are {number} after "
+                f"{self.rows_seen / self.num_data:.1f} epochs. Train longer, or begin earlier: start={self.start}, "
                 f"period={self.period}."
             )
         columns = self.deviations[: min(number, len(self.deviations))]
@@ -146,7 +142,7 @@ class SWAG(NetworkMethod):
         vector_to_parameters(self.draw_weights(), net.parameters())
         if self.batch_norm_data is not None:
             update_bn(self.batch_norm_data, net)
-        return lambda x: self.observation.law(call(net, x))
+        return lambda x: self.observation.distribution(call(net, x))
 
     def predict(
         self,

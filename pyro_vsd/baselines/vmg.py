@@ -13,7 +13,7 @@ V_{jj})`, and so they are drawn. The KL is in closed form.
 
 **Reference**: Louizos & Welling, *Structured and Efficient Variational Deep Learning with Matrix Gaussian Posteriors*,
 2016. There the pseudo-observations have no noise and the KL is that of the matrix Gaussian before them; here draws and
-KL are of one law.
+KL are of one distribution.
 
 **Cost** against MAP: one more thin product with :math:`\tilde A` and an :math:`m \times m` Cholesky factor per layer,
 about 1.8 × the time; ``(m + 1)(in + 1) + out`` more parameters per layer, the fewest of all Gaussians here. **Prefer
@@ -21,15 +21,15 @@ it** for wide fully connected networks where memory counts. Not for convolutions
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers, refuse_convolutions
-from pyro_vsd.nn.selection import Selector
+from pyro_vsd._utils import check_integer
+from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers
+from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["VMG", "MatrixGaussianLayer"]
 
@@ -37,51 +37,30 @@ __all__ = ["VMG", "MatrixGaussianLayer"]
 class VMG(LayerwiseMethod):
     """Matrix Gaussian posteriors of Linear layers, biases included; a convolution is an error.
 
-    Options:
-
     :param num_pseudo: m, the number of pseudo-observations of each layer; without any, U is diagonal.
     :param init_scale: standard deviation of every weight at the start (before pseudo-observations, which lower it a
         little); the means start at the network's weights.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
-    >>> method = VMG(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> VMG(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
     def build(
-        self,
-        net: nn.Module,
-        *,
-        num_pseudo: int = 10,
-        init_scale: float = 0.05,
-        kl_weight: float | Callable[[int], float] = 1.0,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
+        self, net: nn.Module, *, num_pseudo: int = 10, init_scale: float = 0.05, kl_weight: KLWeight = 1.0
     ) -> None:
-        if not isinstance(num_pseudo, int) or num_pseudo < 0:
-            raise ValueError(f"num_pseudo: expected an integer >= 0, got {num_pseudo!r}.")
-        layers = chosen_layers(net, include, exclude)
-        refuse_convolutions(
-            layers,
-            "VMG",
+        check_integer("num_pseudo", num_pseudo, 0)
+        reason = (
             "Its posterior is that of a matrix, with rows for inputs and columns for outputs; a kernel has more axes, "
-            "and the positions that share it cannot be drawn one by one.",
+            "and the positions that share it cannot be drawn one by one."
         )
+        layers = chosen_layers(self, net, reason)
         self.replace(net, layers, lambda layer: MatrixGaussianLayer(layer, num_pseudo, init_scale), kl_weight)
 
 
 class MatrixGaussianLayer(RandomLayer):
-    """A Linear layer with a matrix Gaussian posterior, drawn at its outputs.
-
-    :param layer: its parameters are M, the bias as a last row.
-    :param num_pseudo: number of pseudo-observations.
-    :param init_scale: standard deviation of every weight and bias at the start.
-    """
+    """A Linear layer with a matrix Gaussian posterior, drawn at its outputs; its parameters are M, the bias as a last
+    row. Its options are those of the method."""
 
     def __init__(self, layer: Any, num_pseudo: int, init_scale: float):
         super().__init__(layer)

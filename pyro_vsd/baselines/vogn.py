@@ -29,12 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from pyro_vsd.baselines.layers import NaturalGradientMethod, chosen_layers, linear_map, recorded
-from pyro_vsd.nn.selection import Selector
+from pyro_vsd._utils import check_positive
+from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, chosen_layers, linear_map
 
 __all__ = ["VOGN", "VOGNOptimizer"]
 
-CURVATURES = ("empirical", "fisher", "batch")
 # Numbers in the per-example gradients of a convolution that are formed at once: 64 MB in float32.
 _BLOCK = 2**24
 
@@ -44,8 +43,6 @@ class VOGN(NaturalGradientMethod):
 
     All other parameters (norms, a learned noise) are point estimates, trained by Adam. Networks that mix examples in
     training (batch norm) have no gradient per example; what is squared then are the rows of the batch's.
-
-    Options:
 
     :param prior_precision: δ of the Gaussian prior.
     :param betas: :math:`\\beta_1` and :math:`\\beta_2`.
@@ -57,19 +54,16 @@ class VOGN(NaturalGradientMethod):
     :param curvature: ``"empirical"``: the gradients' own squares; ``"fisher"``: those at labels drawn from the model,
         which are the Gauss–Newton matrix on average; ``"batch"``: the square of the batch's mean gradient, cheapest
         and crudest.
-    :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates.
-    :param exclude: which layers are not.
 
-    >>> import pyro_vsd as vsd
-    >>> method = VOGN(vsd.nn.mlp([4, 8, 3]), num_data=100)
-    >>> loss = method.step(torch.randn(10, 4), torch.arange(10) % 3)
-    >>> method.predict(torch.randn(5, 4), num_samples=7).num_samples
+    >>> VOGN(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
     """
 
     # A share of a Newton step.
     default_lr = 5e-2
     optimizer: "VOGNOptimizer"
+    curvatures = ("empirical", "fisher", "batch")
+    full_data = False
 
     def build(
         self,
@@ -82,69 +76,26 @@ class VOGN(NaturalGradientMethod):
         init_scale: float = 0.05,
         num_particles: int = 1,
         curvature: str = "empirical",
-        include: Selector | None = None,
-        exclude: Selector | None = None,
     ) -> None:
-        if curvature not in CURVATURES:
-            raise ValueError(f"curvature: expected one of {', '.join(map(repr, CURVATURES))}, got {curvature!r}.")
-        if not isinstance(num_particles, int) or num_particles < 1:
-            raise ValueError(f"num_particles: expected an integer >= 1, got {num_particles!r}.")
-        self.layers = list(chosen_layers(net, include, exclude).values())
-        self.use_layers(net, self.layers)
-        self.num_particles, self.curvature = num_particles, curvature
-        self.settings: dict[str, Any] = {
-            "num_data": self.num_data,
-            "betas": betas,
-            "prior_precision": prior_precision,
-            "damping": damping,
-            "temperature": temperature,
-            "init_scale": init_scale,
-        }
+        self.use_layers(net, chosen_layers(self, net).values(), num_particles, curvature)
+        self.settings = (betas, prior_precision, damping, temperature, init_scale)
 
     def make_optimizer(self) -> "VOGNOptimizer":
-        return VOGNOptimizer(self.random.values(), lr=self.lr, **self.settings)
+        return VOGNOptimizer(self.random.values(), self.lr, self.num_data, *self.settings)
 
-    def step(self, x: Any, y: Tensor) -> float:
-        self.train()
-        total = 0.0
-        for p in [*self.random.values(), *self.others]:
-            p.grad = torch.zeros_like(p)
-        curvature: dict[Tensor, Tensor] = {p: torch.zeros_like(p) for p in self.random.values()}
-        for _ in range(self.num_particles):
-            total += self._particle(x, y, curvature) / self.num_particles
-        total += self.optimizer.step(curvature)
-        if self.point_optimizer is not None:
-            self.point_optimizer.step()
-        self.num_steps += 1
-        return total
+    def start(self, p: Tensor) -> Tensor:
+        return torch.zeros_like(p)
 
-    def _particle(self, x: Any, y: Tensor, curvature: dict[Tensor, Tensor]) -> float:
-        """Adds one draw's share to the gradients and to ``curvature``, both of the mean over examples."""
-        weights = {name: value.requires_grad_() for name, value in self.sample().items()}
-        with recorded(self.layers) as passes:
-            output = self.call_with(weights, x)
-        loss = -self.observation.log_prob(output, y).sum()
-        value = self.checked(loss * (self.num_data / len(y)))
-        outputs = [out for uses in passes.values() for _, out in uses]
-        parameters = [*self.random.values(), *self.others]
-        own = self.gradients(loss, [*weights.values(), *self.others, *outputs], keep=self.curvature == "fisher")
-        share = 1 / (self.num_particles * len(y))
-        for p, gradient in zip(parameters, own, strict=False):
-            p.grad.add_(gradient, alpha=share)  # type: ignore[union-attr]
+    def collect(self, found: dict[Tensor, Tensor], own: tuple[Tensor, ...], passes: Passes, rows: int) -> None:
+        """The mean over examples of the squared gradients."""
+        share = 1 / (self.num_particles * rows)
         if self.curvature == "batch":
-            for square, gradient in zip(curvature.values(), own, strict=False):
-                square.addcmul_(gradient, gradient, value=share / len(y))
-            return value
-        at_outputs = own[len(parameters) :]
-        if self.curvature == "fisher":
-            drawn = -self.observation.log_prob(output, self.drawn_labels(output)).sum()
-            at_outputs = torch.autograd.grad(drawn, outputs)
-        found = iter(at_outputs)
+            for square, gradient in zip(found.values(), own, strict=False):
+                square.addcmul_(gradient, gradient, value=share / rows)
+            return
         for layer, uses in passes.items():
-            squares = squared_gradients(layer, [(a.detach(), next(found)) for a, _ in uses])
-            for p, square in zip(layer.parameters(), squares, strict=True):
-                curvature[p].add_(square, alpha=share)
-        return value
+            for p, square in zip(layer.parameters(), squared_gradients(layer, uses), strict=True):
+                found[p].add_(square, alpha=share)
 
     def sample(self) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -152,17 +103,7 @@ class VOGN(NaturalGradientMethod):
 
 
 class VOGNOptimizer(torch.optim.Optimizer):
-    """The update of means and curvatures; gradients are those of the mean loss over examples, at a draw.
-
-    :param params: the means.
-    :param lr: learning rate.
-    :param num_data: N.
-    :param betas: :math:`\\beta_1` and :math:`\\beta_2`.
-    :param prior_precision: δ.
-    :param damping: γ.
-    :param temperature: τ.
-    :param init_scale: standard deviation of every weight at the start.
-    """
+    """The update of means and curvatures, with the method's options; gradients are of the mean loss, at a draw."""
 
     def __init__(
         self,
@@ -177,10 +118,9 @@ class VOGNOptimizer(torch.optim.Optimizer):
     ):
         positive = {"lr": lr, "prior_precision": prior_precision, "temperature": temperature, "init_scale": init_scale}
         for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{name}: expected a positive number, got {value!r}.")
+            check_positive(name, value)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas: expected two numbers from 0 to below 1, got {betas!r}.")
+            raise ValueError(f"betas must be two numbers from 0 to below 1, not {betas!r}.")
         shrinkage = temperature * prior_precision / num_data  # δ̃
         defaults = {"lr": lr, "betas": tuple(betas), "shrinkage": shrinkage, "damping": damping}
         super().__init__(params, {**defaults, "num_data": num_data, "temperature": temperature})

@@ -19,7 +19,7 @@ LAYERS = {
 
 @pytest.fixture(params=LAYERS.values(), ids=LAYERS.keys())
 def layer_and_input(request):
-    """Inputs with one position each: there a draw at the outputs has the posterior's law."""
+    """Inputs with one position each: there a draw at the outputs has the posterior's distribution."""
     make, shape = request.param
     layer = LowRankLayer(make(), 2, prior_scale=0.7, init_scale=0.4)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_kl_is_that_of_the_dense_gaussian(layer_and_input):
 
 @torch.no_grad()
 def test_draws_have_the_posterior_s_covariance(layer_and_input):
-    """The full covariance of an example's outputs, where each output meets weights of its own or shares them."""
+    """The full covariance of an example's outputs, where each output has weights of its own or shares them."""
     layer, x = layer_and_input
     copies = x.expand(20_000, *x.shape).flatten(0, 1)  # examples have noise of their own: copies of a row are draws
     draws = layer(copies).reshape(20_000, len(x), -1).movedim(0, 1)  # (B, S, outputs)
@@ -106,5 +106,5 @@ def test_linear_regression_reaches_the_exact_posterior():
 
 @pytest.mark.parametrize("rank", [0, 1.5])
 def test_wrong_rank(rank):
-    with pytest.raises(ValueError, match=f"rank: expected an integer >= 1, got {rank}"):
+    with pytest.raises(ValueError, match=r"\brank\b"):
         ELRG(vsd.nn.mlp([3, 4, 2]), num_data=10, rank=rank)

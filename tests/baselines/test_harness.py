@@ -14,10 +14,13 @@ from pyro_vsd.baselines import METHODS, Method, make_method
 
 FOLDER = Path(inspect.getfile(Method)).parent
 # Files of the folder that hold what methods share, not a method.
-SHARED = {"__init__", "protocol", "observation", "layers"}
+SHARED = {"__init__", "protocol", "layers"}
+# Presets of a method live in its file.
+PRESETS = dict.fromkeys(["vsd_low_rank", "vsd_hierarchical", "ard_vd", "ard_vd_hierarchical"], "vsd")
 # Methods whose posterior is defined for Linear layers alone.
 LINEAR_ONLY = {"vmg", "slang"}
 ONE_NETWORK = {"map"}
+WHOLE_NETWORK = ["map", "deep_ensemble", "swag"]
 
 # Few steps on tiny problems: a larger learning rate than the default, snapshots early.
 OPTIONS: dict[str, dict] = {
@@ -70,7 +73,7 @@ class Trained:
         self.store = len(pyro.get_param_store())
 
     def again(self):
-        """The same method with another start."""
+        """The same method from a different start."""
         torch.manual_seed(7)
         return build(self.name, vsd.nn.xavier_uniform_(copy.deepcopy(self.net)), len(self.x), self.task)
 
@@ -172,15 +175,12 @@ def test_two_of_a_kind_share_nothing(trained):
 
 def test_every_file_is_a_method_and_every_method_a_file():
     files = {path.stem for path in FOLDER.glob("*.py")} - SHARED
-    assert files == set(METHODS)
+    assert files == {PRESETS.get(name, name) for name in METHODS}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_method_lives_in_its_own_file_and_imports_no_other(name):
-    assert METHODS[name].__module__ == f"pyro_vsd.baselines.{name}"
-    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    taken = [line.split()[1] for line in source.splitlines() if line.lstrip().startswith("from pyro_vsd.baselines")]
-    assert set(taken) <= {f"pyro_vsd.baselines.{shared}" for shared in SHARED}
+def test_method_lives_in_its_own_file(name):
+    assert METHODS[name].__module__ == f"pyro_vsd.baselines.{PRESETS.get(name, name)}"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -194,39 +194,47 @@ def test_file_tells_posterior_reference_cost_and_use(name):
 def test_options_are_documented(name):
     cls = METHODS[name]
     options = list(inspect.signature(cls.build).parameters)[2:]
+    assert set(cls.options()) <= set(options)
     assert [o for o in options if f":param {o}:" not in inspect.getdoc(cls)] == []
 
 
-# ---- what all refuse
+# ---- errors of all
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_unknown_option(name):
-    with pytest.raises(TypeError, match=r"expected options among lr, noise, .*, got drop_rate\."):
+    with pytest.raises(TypeError, match=r"\bdrop_rate\b"):
         make_method(name, vsd.nn.mlp([3, 4, 2]), num_data=10, drop_rate=0.1)
 
 
+@pytest.mark.parametrize("name", WHOLE_NETWORK)
+def test_layers_cannot_be_chosen(name):
+    with pytest.raises(TypeError, match=r"\bexclude\b"):
+        make_method(name, vsd.nn.mlp([3, 4, 2]), num_data=10, exclude="0")
+
+
 @pytest.mark.parametrize("name", sorted(LINEAR_ONLY & set(METHODS)))
-def test_convolution_is_refused(name):
-    with pytest.raises(ValueError, match="expected Linear layers only"):
+def test_convolution_raises(name):
+    with pytest.raises(ValueError, match=r"\bnet\b.*'conv1'"):
         make_method(name, vsd.nn.lenet5(), num_data=10)
 
 
 def test_unknown_method():
-    with pytest.raises(ValueError, match="name: expected one of map, .*vsd.*, got 'laplace'"):
+    with pytest.raises(ValueError, match=r"\bname\b"):
         make_method("laplace", vsd.nn.mlp([3, 4, 2]), num_data=10)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("argument", "value", "error"),
     [
-        ({"net": 3}, TypeError, "net: expected an nn.Module, got int"),
-        ({"num_data": 0}, ValueError, "num_data: expected the number of rows of the training set, got 0"),
-        ({"task": "ranking"}, ValueError, "task: expected one of 'classification', 'regression', got 'ranking'"),
-        ({"noise": "latent"}, ValueError, "noise: expected 'learned' or a positive number, got 'latent'"),
-        ({"noise": -1.0}, ValueError, "noise: expected 'learned' or a positive number, got -1.0"),
+        ("net", 3, TypeError),
+        ("num_data", 0, ValueError),
+        ("task", "ranking", ValueError),
+        ("noise", "latent", ValueError),
+        ("noise", -1.0, ValueError),
+        ("noise", None, ValueError),
     ],
 )
-def test_wrong_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        METHODS["map"](**{"net": vsd.nn.mlp([3, 4, 2]), "num_data": 10, **arguments})
+def test_wrong_arguments(argument, value, error):
+    with pytest.raises(error, match=rf"\b{argument}\b"):
+        METHODS["map"](**{"net": vsd.nn.mlp([3, 4, 2]), "num_data": 10, argument: value})

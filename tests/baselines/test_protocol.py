@@ -1,28 +1,15 @@
-"""What methods share: observation, steps, batches of a prediction, states, starts of Pyro's own guides."""
+"""What methods share: observation, steps, batches of a prediction, states."""
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_vsd as vsd
 from pyro_vsd.baselines import METHODS, make_method
 from pyro_vsd.baselines.map import MAP
-from pyro_vsd.baselines.protocol import GuideMethod, Observation, gaussian_penalty, latent_sites_of, network_init
+from pyro_vsd.baselines.protocol import Observation, gaussian_penalty
 from pyro_vsd.baselines.vsd import VSD
-
-
-class MeanField(GuideMethod):
-    """A Pyro guide behind the protocol."""
-
-    def build(self, net):
-        model = self.observed(vsd.nn.bayesianize(net, inplace=True))
-        guide = AutoNormal(latent_sites_of(model), init_loc_fn=network_init)
-        self.compose(model, guide, pyro.infer.TraceMeanField_ELBO())
-        with self.own_store():
-            guide()
 
 
 class TwoInputs(nn.Module):
@@ -60,19 +47,19 @@ def test_prediction_puts_modes_and_the_generator_back():
 
 @pytest.mark.parametrize("options", [{"num_samples": 0}, {"batch_size": 0}])
 def test_counts_are_checked(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))}: expected an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=rf"\b{next(iter(options))}\b"):
         MAP(vsd.nn.mlp([3, 2]), num_data=10).predict(torch.ones(5, 3), **options)
 
 
 def test_no_rows():
-    with pytest.raises(ValueError, match="x: expected at least one row, got none"):
+    with pytest.raises(ValueError, match=r"\bx\b"):
         MAP(vsd.nn.mlp([3, 2]), num_data=10).predict(torch.ones(0, 3))
 
 
 def test_a_loss_that_is_not_finite_changes_nothing():
     method = MAP(vsd.nn.mlp([3, 2]), num_data=10)
     before = method.net[0].weight.detach().clone()
-    with pytest.raises(ValueError, match="expected a finite loss, got nan in step 1 of MAP"):
+    with pytest.raises(ValueError, match=r"\bloss\b.* nan "):
         method.step(torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.long))
     assert torch.equal(method.net[0].weight, before)
     assert method.num_steps == 0
@@ -81,36 +68,16 @@ def test_a_loss_that_is_not_finite_changes_nothing():
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("shape", [(8,), (8, 1)])
-def test_numbers_without_the_task(name, outputs, shape):
+def test_real_targets_without_the_task(name, outputs, shape):
     method = make_method(name, vsd.nn.mlp([3, 4, outputs]), num_data=8)
-    message = "expected integer labels y for task='classification', got torch.float64. .*task='regression'.*y.long"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"\by\b.*task='regression'"):
         method.step(torch.randn(8, 3), torch.randn(shape))
 
 
-def test_state_of_another_method():
+def test_state_of_a_different_method():
     net = vsd.nn.mlp([3, 2])
-    with pytest.raises(ValueError, match="expected the state of a method MAP, got that of VSD"):
+    with pytest.raises(ValueError, match=r"\bstate_dict\b.*\bVSD\b"):
         MAP(net, num_data=10).load_state_dict(VSD(net, num_data=10).state_dict())
-
-
-def test_pyro_guides_need_no_data_to_be_set_up():
-    net = vsd.nn.mlp([3, 4, 2])
-    method = MeanField(net, num_data=10)
-    torch.testing.assert_close(method.guide.median()["net.0.weight"], net[0].weight.detach())
-    x, y = torch.randn(10, 3), torch.arange(10) % 2
-    losses = [method.step(x, y) for _ in range(3)]
-    assert len(losses) == 3
-    assert len(pyro.get_param_store()) == 0
-    other = MeanField(net, num_data=10)
-    other.load_state_dict(method.state_dict())
-    samples = [m.predict(x, num_samples=3, seed=0).samples for m in (method, other)]
-    assert torch.equal(*samples)
-
-
-def test_network_init_wants_a_weight_of_a_network():
-    with pytest.raises(ValueError, match="site 'w': expected a weight made by bayesianize, got Normal"):
-        network_init({"name": "w", "fn": dist.Normal(0.0, 1.0)})
 
 
 def test_a_users_store_is_left_alone():
@@ -131,15 +98,15 @@ def test_a_users_store_is_left_alone():
     ],
 )
 def test_regression_shapes(output, target, means):
-    """One number per row, of each sample where outputs of several come in front."""
+    """One entry per row, of each sample where outputs of several come in front."""
     output, y = torch.randn(output), torch.randn(target)
     found = Observation("regression", 0.5, nn.Linear(1, 1)).log_prob(output, y)
     expected = torch.distributions.Normal(output.reshape(means), 0.5).log_prob(y)
     torch.testing.assert_close(found, expected.sum(-1) if len(target) == 2 else expected)
 
 
-def test_targets_of_another_shape():
-    with pytest.raises(ValueError, match=r"expected y of shape \(6,\), got \(6, 1\)\. Use y\.squeeze\(-1\)"):
+def test_targets_of_the_wrong_shape():
+    with pytest.raises(ValueError, match=r"\by\b"):
         Observation("regression", 0.5, nn.Linear(1, 1)).log_prob(torch.ones(6, 1), torch.ones(6, 1))
 
 

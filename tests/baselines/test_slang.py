@@ -44,9 +44,9 @@ def dense_precision(optimizer):
 def test_solve_and_kl_are_dense(optimizer):
     P, v = dense_precision(optimizer), torch.randn(9)
     torch.testing.assert_close(optimizer.solve(v), torch.linalg.solve(P, v))
-    law = MultivariateNormal(optimizer.mean(), precision_matrix=P)
+    posterior = MultivariateNormal(optimizer.mean(), precision_matrix=P)
     prior = MultivariateNormal(torch.zeros(9), precision_matrix=2.0 * torch.eye(9))
-    torch.testing.assert_close(optimizer.kl(), kl_divergence(law, prior))
+    torch.testing.assert_close(optimizer.kl(), kl_divergence(posterior, prior))
 
 
 def test_draws_have_the_dense_covariance(optimizer):
@@ -77,7 +77,7 @@ def test_per_example_gradients_are_those_of_a_loop():
     found = {p: [] for p in method.random.values()}
     for p in found:
         p.grad = torch.zeros_like(p)
-    method._particle(x, y, found)
+    method.particle(x, y, found)
     G = torch.cat([matrices(stack(parts)).flatten(1) for parts in found.values()], 1)
     for n in range(6):
         loss = nn.functional.cross_entropy(net(x[n : n + 1]), y[n : n + 1])
@@ -116,8 +116,8 @@ def test_several_draws_per_step_are_averaged():
     assert method.step(torch.randn(20, 3), torch.arange(20) % 2) > 0
 
 
-def test_convolution_is_refused_unless_left_out():
-    with pytest.raises(ValueError, match=r"only for SLANG, got a Conv2d at 'conv1'. It needs every example's gradient"):
+def test_convolution_raises_unless_left_out():
+    with pytest.raises(ValueError, match=r"\bnet\b.*'conv1'"):
         SLANG(vsd.nn.lenet5(), num_data=10)
     method = SLANG(vsd.nn.lenet5(2, image_size=12), num_data=10, exclude=nn.Conv2d, rank=1)
     before = method.net.conv1.weight.detach().clone()
@@ -125,22 +125,16 @@ def test_convolution_is_refused_unless_left_out():
     assert (method.net.conv1.weight != before).any()
 
 
-def test_positions_are_refused():
+def test_positions_raise():
     method = SLANG(nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 2)), num_data=10)
-    with pytest.raises(ValueError, match=r"to meet inputs \(B, K\) once for SLANG, got \[\(5, 2, 3\)\] in Linear"):
+    with pytest.raises(ValueError, match=r"\bnet\b.*\(5, 2, 3\)"):
         method.step(torch.randn(5, 2, 3), torch.arange(5) % 2)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"curvature": "batch"}, "curvature: expected one of 'empirical', 'fisher', got 'batch'"),
-        ({"rank": 0}, "rank: expected an integer >= 1, got 0"),
-        ({"init_scale": 0.0}, "init_scale: expected a positive number, got 0.0"),
-        ({"beta": 0.0}, "beta: expected a number above 0, up to 1, got 0.0"),
-        ({"momentum": 1.0}, "momentum: expected a number from 0 to below 1, got 1.0"),
-    ],
+    ("option", "value"),
+    [("curvature", "batch"), ("rank", 0), ("num_particles", 0), ("init_scale", 0.0), ("beta", 0.0), ("momentum", 1.0)],
 )
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        SLANG(vsd.nn.mlp([3, 4, 2]), num_data=10, **options)
+def test_wrong_options(option, value):
+    with pytest.raises(ValueError, match=rf"\b{option}\b"):
+        SLANG(vsd.nn.mlp([3, 4, 2]), num_data=10, **{option: value})

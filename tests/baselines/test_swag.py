@@ -51,7 +51,7 @@ def test_snapshots_count_epochs(start, period, expected):
 
 def test_too_few_snapshots_are_an_error():
     method, _ = walk(steps=1, max_rank=4)
-    with pytest.raises(ValueError, match=r"two or more snapshots to predict with, got 1 after 1\.0 epochs"):
+    with pytest.raises(ValueError, match=r"\bsnapshots\b.*\bstart="):
         method.predict(torch.randn(2, 3))
 
 
@@ -74,17 +74,10 @@ def test_batch_norm_statistics_for_each_draw():
     assert method.batch_norm_data is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start": -1}, "expected start >= 0 and period > 0, got start=-1 and period=1.0"),
-        ({"period": 0}, "expected start >= 0 and period > 0, got start=10.0 and period=0"),
-        ({"max_rank": 1}, "max_rank: expected an integer >= 2, got 1"),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        SWAG(vsd.nn.mlp([3, 2]), num_data=10, **options)
+@pytest.mark.parametrize(("option", "value"), [("start", -1), ("period", 0), ("max_rank", 1)])
+def test_wrong_options(option, value):
+    with pytest.raises(ValueError, match=rf"\b{option}\b"):
+        SWAG(vsd.nn.mlp([3, 2]), num_data=10, **{option: value})
 
 
 def test_gradient_is_that_of_the_loss_per_row_and_bounded():

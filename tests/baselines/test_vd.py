@@ -8,7 +8,7 @@ from scipy import integrate
 from torch import nn
 
 import pyro_vsd as vsd
-from pyro_vsd.baselines.vd import VD, log_uniform_kl
+from pyro_vsd.baselines.vd import VD, log_uniform_kl, noise_kl
 
 
 def kl_by_quadrature(alpha):
@@ -50,6 +50,17 @@ def test_loss_pays_one_kl_per_unit():
     terms = method.elbo.terms
     torch.testing.assert_close(list(terms["kl"].values()), expected)
     assert terms["loss"].item() == pytest.approx(0.5 * sum(expected).item() - terms["log_likelihood"].item())
+
+
+def test_kl_of_the_hook_is_scaled_as_the_default_one():
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([3, 2])), num_data=20)
+    guide = vsd.VSDGuide(model, num_reflections=0)
+    kls = []
+    for kl_scale in ("unit", "weight"):
+        elbo = vsd.VSD_ELBO(unit_kl=noise_kl, kl_scale=kl_scale)
+        elbo.differentiable_loss(model, guide, torch.randn(5, 3), torch.arange(5) % 2)
+        kls.append(elbo.terms["kl"]["net.0.weight"])
+    torch.testing.assert_close(kls, [q * log_uniform_kl(guide.alpha("net.0.weight")).sum().detach() for q in (1, 2)])
 
 
 def test_noise_is_gaussian_with_variance_alpha():

@@ -36,7 +36,7 @@ def kronecker(A, B):
     return torch.einsum("ij,kl->ikjl", A, B).reshape(len(A) * len(B), -1)
 
 
-def dense_law(layer):
+def dense_posterior(layer):
     M, U, V = dense(layer)
     return MultivariateNormal(M.flatten(), covariance_matrix=kronecker(U, V))
 
@@ -52,9 +52,9 @@ def draws_of(layer, x, num_samples):
 
 
 def test_kl_is_that_of_the_dense_gaussian(layer):
-    law = dense_law(layer)
-    size = law.event_shape[0]
-    expected = kl_divergence(law, MultivariateNormal(torch.zeros(size), covariance_matrix=torch.eye(size)))
+    posterior = dense_posterior(layer)
+    size = posterior.event_shape[0]
+    expected = kl_divergence(posterior, MultivariateNormal(torch.zeros(size), covariance_matrix=torch.eye(size)))
     torch.testing.assert_close(layer.kl(), expected)
     parameters = [p for p in layer.parameters() if p.numel()]
     gradients = [torch.autograd.grad(f, parameters) for f in (layer.kl(), expected)]
@@ -81,7 +81,7 @@ def test_draws_have_these_moments(layer):
     draws = draws_of(layer, x, 8000)
     assert ((draws.mean(0) - mean).abs() < 6 * (variance / 8000).sqrt()).all()
     torch.testing.assert_close(draws.var(0), variance, rtol=0.1, atol=0.0)
-    dense_draws = rows(layer, x) @ dense_law(layer).sample((8000,)).reshape(8000, -1, 2)
+    dense_draws = rows(layer, x) @ dense_posterior(layer).sample((8000,)).reshape(8000, -1, 2)
     torch.testing.assert_close(dense_draws.var(0), variance, rtol=0.1, atol=0.0)
 
 
@@ -117,12 +117,12 @@ def test_linear_regression_finds_a_correlation():
     assert covariance[0, 1] < -0.5 * math.sqrt(covariance[0, 0] * covariance[1, 1])
 
 
-def test_convolution_is_refused_unless_left_out():
-    with pytest.raises(ValueError, match=r"only for VMG, got a Conv2d at 'conv1'. Its posterior is that of a matrix"):
+def test_convolution_raises_unless_left_out():
+    with pytest.raises(ValueError, match=r"\bnet\b.*'conv1'"):
         VMG(vsd.nn.lenet5(), num_data=10)
     assert len(VMG(vsd.nn.lenet5(), num_data=10, exclude=nn.Conv2d).layers) == 3
 
 
 def test_wrong_number_of_pseudo_observations():
-    with pytest.raises(ValueError, match="num_pseudo: expected an integer >= 0, got -1"):
+    with pytest.raises(ValueError, match=r"\bnum_pseudo\b"):
         VMG(vsd.nn.mlp([3, 4, 2]), num_data=10, num_pseudo=-1)
