@@ -3,11 +3,10 @@
 from pyro_vsd.nn.bayesianize import bayesianize
 from pyro_vsd.nn.classifiers import BinaryClassifier, Classifier
 from pyro_vsd.nn.export import PrunedNetwork, mean_network, prune, rank_units
-from pyro_vsd.nn.networks import alexnet, convnet, lenet5, mlp, xavier_uniform_
+from pyro_vsd.nn.networks import alexnet, convnet, lenet5, mlp, preresnet110, resnet18, xavier_uniform_
 from pyro_vsd.nn.observation import ObservationModel
 from pyro_vsd.nn.priors import GaussianPrior, HierarchicalPrior, Prior
 from pyro_vsd.nn.regressor import Regressor
-from pyro_vsd.nn.residual import preresnet110, resnet18
 
 __all__ = [
     "BinaryClassifier",
