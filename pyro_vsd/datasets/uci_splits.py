@@ -33,8 +33,8 @@ def uci(name: str, root: str | Path, split: int = 0, *, dtype: torch.dtype | Non
 
         train, test = vsd.datasets.uci("boston", "data", split=3)
 
-    :param name: ``boston``, ``concrete``, ``energy``, ``kin8nm``, ``naval``, ``power``, ``wine``, ``yacht``, or the name
-        of a folder.
+    :param name: ``boston``, ``concrete``, ``energy``, ``kin8nm``, ``naval``, ``power``, ``wine``, ``yacht``, or a
+        folder's name.
     :param root: the folder that holds ``UCI_Datasets``.
     :param split: which of the published splits; they are numbered from 0.
     :param dtype: torch's default if not given.

@@ -121,8 +121,10 @@ def _data(images: np.ndarray, labels: Any, flatten: bool, dtype: torch.dtype | N
 class _ArrayUnpickler(pickle.Unpickler):
     """Reads NumPy arrays and plain containers only: a pickle could run anything else."""
 
+    ALLOWED = {("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+
     def find_class(self, module: str, name: str) -> Any:
-        if f"{module.split('.')[0]}.{name}" not in "numpy._reconstruct numpy.ndarray numpy.dtype _codecs.encode".split():
+        if (module.split(".")[0], name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"the file holds {module}.{name}, which is neither an array nor a container.")
         # NumPy 2 has renamed the module; files of either version are read with either version
         core = "numpy._core" if hasattr(np, "_core") else "numpy.core"
