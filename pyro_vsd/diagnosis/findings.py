@@ -205,11 +205,11 @@ def objective_findings(objective: Objective, others: list[Finding]) -> list[Find
     costly = kl > abs(gain) and kl > 0.2 * objective.information and "overfitted" not in codes
     gave_up = gain < 0.05 * objective.information and objective.price > objective.information
     if costly or (gave_up and "alpha_exploded" in codes):
-        cost = f"it costs {kl:.2g} nats per row, and the fit gains {gain:.2g} over a constant prediction"
+        cost = f"{kl:.2g} nats per row for a gain of {gain:.2g} over a constant prediction"
         balance, now = objective.balance, objective.kl_weight
         lower = balance is not None and balance < now
         advice = f"lower kl_weight (now {now:g}{f'; the two are equal at {balance:.2g}' if lower else ''})"
-        return [Finding("kl_swamps", "warning", None, f"the KL dominates the fit: {cost}: {advice}")]
+        return [Finding("kl_swamps", "warning", None, f"the KL dominates the fit ({cost}): {advice}")]
     if gain < 0.05 * objective.information and not codes & {"alpha_exploded", "theta_frozen"}:
         advice = "train longer, raise the learning rate, or check inputs and targets"
         text = f"the fit gains only {gain:.2g} nats per row over a constant prediction: {advice}"
