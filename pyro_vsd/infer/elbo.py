@@ -84,7 +84,7 @@ class VSD_ELBO(ELBO):
         self.kl_weight, self.kl_scale, self.prior = kl_weight, kl_scale, prior
         #: training steps taken; a schedule's argument
         self.step = 0
-        #: whether an evaluation with gradients counts a step; whoever steps an optimiser may count instead
+        # Whoever steps an optimiser himself sets this to False and counts.
         self.auto_step = True
         self.terms: dict[str, Any] = {}
         self._likelihoods: dict[str, Tensor] = {}
