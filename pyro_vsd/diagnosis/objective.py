@@ -15,7 +15,7 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal
 from pyro_vsd.diagnosis.rows import Rows, count_rows, sliced
 from pyro_vsd.infer import VSD_ELBO
 from pyro_vsd.infer.parameters import get_parameter
-from pyro_vsd.training.batches import arguments
+from pyro_vsd.training.data import arguments
 
 __all__ = ["Objective", "measure_objective"]
 

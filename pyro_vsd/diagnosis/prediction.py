@@ -14,7 +14,7 @@ from pyro_vsd import metrics
 from pyro_vsd.diagnosis.rows import Rows, concatenated, count_rows
 from pyro_vsd.infer import predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
-from pyro_vsd.training.batches import arguments
+from pyro_vsd.training.data import arguments
 
 __all__ = ["measure_prediction", "samples_needed"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pyro_vsd.training.batches import arguments
+from pyro_vsd.training.data import arguments
 
 __all__ = ["Rows", "concatenated", "count_rows", "mapped", "sliced"]
 

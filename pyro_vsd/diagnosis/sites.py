@@ -11,7 +11,7 @@ from pyro_vsd.diagnosis.covariance import best_covariance, best_droprates, best_
 from pyro_vsd.diagnosis.curvature import curvature_or_reason
 from pyro_vsd.diagnosis.rows import Rows, count_rows
 from pyro_vsd.infer.parameters import get_parameter
-from pyro_vsd.training.batches import arguments
+from pyro_vsd.training.data import arguments
 
 __all__ = ["COLLAPSED", "EXPLODED", "measure_gains", "measure_sites"]
 

@@ -84,6 +84,8 @@ class VSD_ELBO(ELBO):
         self.kl_weight, self.kl_scale, self.prior = kl_weight, kl_scale, prior
         #: training steps taken; a schedule's argument
         self.step = 0
+        # Whoever steps an optimiser himself sets this to False and counts.
+        self.auto_step = True
         self.terms: dict[str, Any] = {}
         self._likelihoods: dict[str, Tensor] = {}
         self._checked: set[tuple[str, torch.Size]] = set()
@@ -106,7 +108,7 @@ class VSD_ELBO(ELBO):
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The loss as a tensor. Counts a step where gradients are recorded; no host synchronisation."""
         total: Tensor = sum(self._particles(model, guide, args, kwargs))  # type: ignore[assignment]
-        if torch.is_grad_enabled():
+        if self.auto_step and torch.is_grad_enabled():
             self.step += 1
         return total
 

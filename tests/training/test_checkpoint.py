@@ -11,7 +11,7 @@ import torch
 
 import pyro_vsd as vsd
 from pyro_vsd.training import load_checkpoint, save_checkpoint
-from pyro_vsd.training.archive import read_archive, write_archive
+from pyro_vsd.training.checkpoint import read_archive, write_archive
 from tests.training import cases
 from tests.training.cases import PyroRun, TorchRun
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_vsd.training import load_checkpoint, save_checkpoint
-from pyro_vsd.training.archive import _HEADER, _MAGIC, _VERSION
+from pyro_vsd.training.checkpoint import _HEADER, _MAGIC, _VERSION
 from tests.training import cases
 
 FILES = 2_500

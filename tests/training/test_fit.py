@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import pyro_vsd as vsd
 from pyro_vsd.training import Checkpoint, EarlyStopping, History, fit, load_checkpoint, save_checkpoint
-from pyro_vsd.training.archive import read_archive, write_archive
+from pyro_vsd.training.checkpoint import read_archive, write_archive
 from tests.training import cases
 
 
@@ -425,7 +425,7 @@ def test_how_often_it_saves(tmp_path, monkeypatch):
     def save(path, *, epoch, step, **parts):
         saved.append((epoch, step))
 
-    monkeypatch.setattr("pyro_vsd.training.loop.save_checkpoint", save)
+    monkeypatch.setattr("pyro_vsd.training.fitting.save_checkpoint", save)
     Run().fit(5, checkpoint=Checkpoint(tmp_path / "a", every_epochs=2))
     assert saved == [(2, 6), (4, 12), (5, 15)]
     saved.clear()
