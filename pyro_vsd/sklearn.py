@@ -88,6 +88,7 @@ class _Estimator(BaseEstimator):
         if self.early_stopping is not None:
             train, validation = self._split(x, y, split_seed, strata)
         rows = len(train[0])
+        auto = self.batch_size == "auto"
         with isolated(seed):
             # Drawn again in the estimator's dtype: the initial weights must not depend on torch's default dtype.
             plain = mlp([x.shape[1], *sizes, num_outputs], ACTIVATIONS[self.activation]).to(dtype)
@@ -103,7 +104,7 @@ class _Estimator(BaseEstimator):
                 optimizer=lambda groups: torch.optim.Adam(groups, lr=self.learning_rate),
                 scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs),
                 elbo=VSD_ELBO(kl_weight=self.kl_weight),
-                batch_size=min(_MOST, max(_LEAST, rows // _STEPS)) if self.batch_size == "auto" else self.batch_size,
+                batch_size=min(_MOST, max(_LEAST, rows // _STEPS)) if auto else int(self.batch_size),
                 validation=validation,
                 early_stopping=self.early_stopping,
                 progress=False,

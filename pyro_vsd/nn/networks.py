@@ -228,8 +228,9 @@ class _PreBlock(nn.Module):
         self.shortcut = nn.Identity() if stride == 1 and inputs == outputs else _conv(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv1(F.relu(self.bn1(x)))
-        return self.conv2(F.relu(self.bn2(out))) + self.shortcut(x)  # type: ignore[no-any-return]
+        out = self.conv1(F.relu(self.bn1(x)))
+        out = self.conv2(F.relu(self.bn2(out)))
+        return out + self.shortcut(x)
 
 
 class _ResNet(nn.Module):
