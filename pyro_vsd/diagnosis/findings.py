@@ -6,17 +6,7 @@ from typing import Any, NamedTuple
 
 from pyro_vsd.diagnosis.measurements import COLLAPSED, EXPLODED, Objective
 
-__all__ = [
-    "Finding",
-    "data_findings",
-    "objective_findings",
-    "overfit_findings",
-    "prediction_findings",
-    "row_findings",
-    "shows_slopes",
-    "site_findings",
-    "with_causes",
-]
+__all__ = ["Finding"]
 
 # Spread of log α below which all noise variances count as equal: the gradient of the vectors is then 1e-6 of that at
 # a spread of one half.

@@ -20,17 +20,7 @@ from pyro_vsd.infer.parameters import get_parameter
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.training.data import Batches, arguments
 
-__all__ = [
-    "COLLAPSED",
-    "EXPLODED",
-    "Objective",
-    "Rows",
-    "measure_gains",
-    "measure_objective",
-    "measure_prediction",
-    "measure_sites",
-    "samples_needed",
-]
+__all__ = ["Objective", "Rows"]
 
 # Below, the noise is one per cent of what it multiplies and has no effect; above, it is three times that and drowns it.
 COLLAPSED, EXPLODED = 1e-4, 10.0
@@ -48,17 +38,8 @@ class Rows(Batches):
     :ivar not_finite: where the batches so far had NaN or infinite entries, as ``data[0]``.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        batch_size: int | None = None,
-        name: str = "data",
-        *,
-        at_most: int,
-        seed: int = 0,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(data, batch_size, name)
+    def __init__(self, *args: Any, at_most: int, seed: int = 0, device: torch.device | None = None) -> None:
+        super().__init__(*args)
         self.at_most, self.seed, self.device = at_most, seed, device
         self.seen, self.not_finite = 0, set[str]()
 

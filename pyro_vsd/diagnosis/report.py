@@ -10,25 +10,10 @@ import pyro
 import torch
 
 from pyro_vsd._utils import check_integer, flatten_dict
-from pyro_vsd.diagnosis.findings import (
-    Finding,
-    data_findings,
-    objective_findings,
-    overfit_findings,
-    prediction_findings,
-    row_findings,
-    shows_slopes,
-    site_findings,
-    with_causes,
-)
-from pyro_vsd.diagnosis.measurements import (
-    Objective,
-    Rows,
-    measure_gains,
-    measure_objective,
-    measure_prediction,
-    measure_sites,
-)
+from pyro_vsd.diagnosis import findings as advice
+from pyro_vsd.diagnosis import measurements
+from pyro_vsd.diagnosis.findings import Finding
+from pyro_vsd.diagnosis.measurements import Objective, Rows
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
 from pyro_vsd.infer.modes import evaluation_mode
 
@@ -246,7 +231,7 @@ class _Run:
         self.left_out: list[str] = []
 
     def report(self, num_samples: int, max_units: int) -> Diagnosis:
-        sites = measure_sites(self.model, self.guide)
+        sites = measurements.measure_sites(self.model, self.guide)
         findings = self._not_finite()
         objective: Objective | None = None
         prediction: dict[str, Any] = {}
@@ -288,7 +273,7 @@ class _Run:
         return found
 
     def _objective(self, sites: dict[str, dict[str, Any]]) -> Objective:
-        objective = measure_objective(self.model, self.guide, self.rows, self.elbo, self.stated)
+        objective = measurements.measure_objective(self.model, self.guide, self.rows, self.elbo, self.stated)
         for name, values in sites.items():
             values["kl"] = objective.kl.get(name)
             values["theta_slope"] = objective.slopes.get(name)
@@ -297,7 +282,7 @@ class _Run:
         if objective.constant is None:
             reason = "not known for this likelihood, or all targets are equal"
             self.left_out.append(f"the log-likelihood of a constant prediction: {reason}")
-        if not shows_slopes(objective):
+        if not advice.shows_slopes(objective):
             self.left_out.append(f"whether the loss still falls: {objective.sampled} rows are too few to see it")
         if self.rows.num_rows is None:
             self.left_out.append("whether num_data is right: the loader does not know its number of rows")
@@ -308,13 +293,15 @@ class _Run:
             reason = "kl_weight is 0" if self.kl_weight == 0 else f"prior={self.elbo.prior!r}"
             self.left_out.append(f"what the best noise would gain: {reason}")
             return
-        gains, reasons = measure_gains(self.model, self.guide, self.rows, strengths, self.stated, max_units)
+        gains, reasons = measurements.measure_gains(
+            self.model, self.guide, self.rows, strengths, self.stated, max_units
+        )
         for name, values in sites.items():
             values["gain"] = gains.get(name)
         self.left_out += [f"the gain of {name}: {reason}" for name, reason in reasons.items()]
 
     def _prediction(self, num_samples: int) -> dict[str, Any]:
-        values = measure_prediction(self.model, self.guide, self.held_out or self.rows, num_samples)
+        values = measurements.measure_prediction(self.model, self.guide, self.held_out or self.rows, num_samples)
         if isinstance(values, str):
             self.left_out.append(f"predictions: {values}")
             return {}
@@ -324,16 +311,16 @@ class _Run:
         self, sites: dict[str, dict[str, Any]], objective: Objective, prediction: dict[str, Any]
     ) -> list[Finding]:
         rows, held_out = self.rows, self.held_out
-        findings = overfit_findings(objective, prediction) if prediction and held_out else []
+        findings = advice.overfit_findings(objective, prediction) if prediction and held_out else []
         overfitted = bool(findings)
         for name, values in sites.items():
-            findings += site_findings(name, values, objective, overfitted)
-        findings += data_findings(objective, rows.num_rows, rows.batch_size, self.stated, rows.assumed)
-        findings = with_causes(findings + objective_findings(objective, findings))
+            findings += advice.site_findings(name, values, objective, overfitted)
+        findings += advice.data_findings(objective, rows.num_rows, rows.batch_size, self.stated, rows.assumed)
+        findings = advice.with_causes(findings + advice.objective_findings(objective, findings))
         if prediction:
-            findings += prediction_findings(prediction, held_out is not None, findings)
+            findings += advice.prediction_findings(prediction, held_out is not None, findings)
         for source in (rows, held_out):
             if source is not None:
                 more = source.seen == source.at_most and source.num_rows != source.at_most
-                findings += row_findings(source.name, source.seen, more)
+                findings += advice.row_findings(source.name, source.seen, more)
         return findings

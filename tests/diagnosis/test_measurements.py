@@ -153,3 +153,10 @@ def test_samples_needed_of_normal_log_densities(seed):
     needed, curve = samples_needed(0.7 * torch.randn(400, 2000), tolerance=0.001)
     assert needed == pytest.approx((math.exp(0.49) - 1) / 2 / 0.001, rel=0.25)
     assert curve[1] > curve[10] > curve[400]
+
+
+@pytest.mark.parametrize("call", [diagnose, lambda *args: vsd.fit(*args, epochs=1)], ids=["diagnose", "fit"])
+def test_arrays_are_not_tensors(call):
+    model, guide, x, y = regression()
+    with pytest.raises(ValueError, match=r"\bdata\b.*torch\.as_tensor"):
+        call(model, guide, (x.numpy(), y.numpy()))
