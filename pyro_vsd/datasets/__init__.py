@@ -1,8 +1,7 @@
-"""Data sets: what comes with the install, generated toys, and loaders for local copies of the usual ones.
+"""Data sets: two that come with scikit-learn, generated toys, and loaders for local copies of the usual benchmarks.
 
 Each loader returns ``(train, test)``, two :class:`Data`.
 
->>> import pyro_vsd as vsd
 >>> train, test = vsd.datasets.digits()
 >>> train.x.shape, len(test)
 (torch.Size([1442, 64]), 355)
@@ -11,7 +10,7 @@ Each loader returns ``(train, test)``, two :class:`Data`.
 from pyro_vsd.datasets.bundled import diabetes, digits
 from pyro_vsd.datasets.data import Data
 from pyro_vsd.datasets.toys import cubic, two_clusters
-from pyro_vsd.datasets.uci import uci
+from pyro_vsd.datasets.uci_splits import uci
 from pyro_vsd.datasets.vision import cifar10, cifar100, fashion_mnist, kmnist, mnist, stl10, svhn
 
 __all__ = [

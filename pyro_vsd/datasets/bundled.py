@@ -6,7 +6,9 @@ import torch
 
 from pyro_vsd.datasets.data import Data, standardized
 
-# Every fifth row is for testing: the same rows with every version of every library.
+__all__ = ["diabetes", "digits"]
+
+# Every fifth row is a test row: the same rows with every version of every library.
 _TEST_EVERY = 5
 
 
@@ -15,14 +17,14 @@ def digits(*, flatten: bool = True, dtype: torch.dtype | None = None) -> tuple[D
 
     In each class, in the order they are stored, every fifth image is a test image.
 
+    :param flatten: rows of 64 pixels; otherwise images of shape ``(1, 8, 8)``.
+    :param dtype: of the images; torch's default if not given.
+
     >>> train, test = digits()
     >>> train
     Data(x=(1442, 64) float64, y=(1442,) int64)
     >>> test.y.bincount()
     tensor([35, 36, 35, 36, 36, 36, 36, 35, 34, 36])
-
-    :param flatten: rows of 64 pixels; otherwise images of shape ``(1, 8, 8)``.
-    :param dtype: of the images; torch's default if not given.
     """
     pixels, labels = _sklearn_datasets().load_digits(return_X_y=True)
     x = torch.from_numpy(pixels).to(dtype or torch.get_default_dtype()) / 16  # counts from 0 to 16
@@ -41,13 +43,13 @@ def diabetes(*, dtype: torch.dtype | None = None) -> tuple[Data, Data]:
     Inputs and targets have mean 0 and standard deviation 1 on the training rows; :attr:`Data.y_mean` and
     :attr:`Data.y_std` lead back to the targets' own units. Every fifth row is a test row.
 
+    :param dtype: torch's default if not given.
+
     >>> train, test = diabetes()
     >>> train
     Data(x=(354, 10) float64, y=(354,) float64)
     >>> (test.y * test.y_std + test.y_mean)[:3].round()
     tensor([135., 310., 118.])
-
-    :param dtype: torch's default if not given.
     """
     inputs, targets = _sklearn_datasets().load_diabetes(return_X_y=True, scaled=False)
     rows = torch.arange(len(targets))
@@ -59,5 +61,5 @@ def _sklearn_datasets() -> Any:
     try:
         import sklearn.datasets
     except ImportError as error:
-        raise ImportError("these data come with scikit-learn: pip install 'pyro_vsd[sklearn]'") from error
+        raise ImportError("this data set comes with scikit-learn: pip install 'pyro_vsd[sklearn]'") from error
     return sklearn.datasets

@@ -1,7 +1,5 @@
 """What a loader returns: inputs and targets that fit in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import overload
@@ -10,27 +8,28 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from pyro_vsd._utils import check_integer, split_rows
+
+__all__ = ["Data", "standardized"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data(Dataset[tuple[Tensor, Tensor]]):
     """Inputs ``x`` and targets ``y`` with the same first dimension; also a PyTorch data set of pairs.
-
-    >>> import torch
-    >>> data = Data(torch.arange(10.).reshape(5, 2), torch.arange(5))
-    >>> data
-    Data(x=(5, 2) float64, y=(5,) int64)
-    >>> [y.tolist() for _, y in data.batches(2, shuffle=False)]
-    [[0, 1], [2, 3], [4]]
-    >>> data[:3]
-    Data(x=(3, 2) float64, y=(3,) int64)
-    >>> data[0]
-    (tensor([0., 1.]), tensor(0))
 
     :param x: inputs, ``(N, ...)``.
     :param y: targets, ``(N, ...)``.
     :param y_mean: what was subtracted from the targets.
     :param y_std: what they were then divided by: ``y * y_std + y_mean`` are the targets in their own units. In these
         units an RMSE is ``y_std`` times as large and a log-density smaller by ``log(y_std)``.
+
+    >>> data = Data(torch.arange(10.0).reshape(5, 2), torch.arange(5))
+    >>> data
+    Data(x=(5, 2) float64, y=(5,) int64)
+    >>> data[:3]
+    Data(x=(3, 2) float64, y=(3,) int64)
+    >>> data[0]
+    (tensor([0., 1.]), tensor(0))
     """
 
     x: Tensor
@@ -41,8 +40,8 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y):
             raise ValueError(
-                f"expected x and y with the same first dimension, got shapes {tuple(self.x.shape)} "
-                f"and {tuple(self.y.shape)}. Rows of x belong to rows of y."
+                f"x and y must have the same first dimension; their shapes are {tuple(self.x.shape)} and "
+                f"{tuple(self.y.shape)}."
             )
 
     def __len__(self) -> int:
@@ -52,9 +51,9 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
 
     @overload
-    def __getitem__(self, index: slice | Tensor) -> Data: ...
+    def __getitem__(self, index: slice | Tensor) -> "Data": ...
 
-    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, Tensor] | Data:
+    def __getitem__(self, index: int | slice | Tensor) -> "tuple[Tensor, Tensor] | Data":
         """One pair for a number; a smaller :class:`Data` for a slice, a mask or a tensor of row numbers."""
         if isinstance(index, slice) or (isinstance(index, Tensor) and index.dim() > 0):
             return replace(self, x=self.x[index], y=self.y[index])
@@ -70,46 +69,40 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     def batches(
         self, size: int, seed: int | None = None, *, shuffle: bool = True, drop_last: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over the data in batches ``(x, y)``, in a new order each time; the last one may be shorter.
+        """One pass over the data in batches ``(x, y)``, in a new order each time.
 
-        >>> import pyro_vsd as vsd
-        >>> train, _ = vsd.datasets.digits()
-        >>> sum(len(y) for _, y in train.batches(100)) == len(train)
-        True
+        Their sizes differ by at most one row: N rows make ``ceil(N / size)`` batches. A short last batch would give
+        each of its rows far too much weight.
 
-        :param size: number of rows in a batch.
+        :param size: the largest number of rows in a batch.
         :param seed: of the order. Without it the order comes from torch's global generator, which
             ``torch.manual_seed`` sets.
         :param shuffle: whether to shuffle; without, rows come as they are stored.
-        :param drop_last: whether to leave out a last batch that is shorter than ``size``.
-        """
-        if size < 1:
-            raise ValueError(f"expected size >= 1, got size={size}")
-        if seed is not None and not shuffle:
-            raise ValueError(f"expected no seed with shuffle=False, got seed={seed}: rows then come as they are stored")
-        return self._batches(size, seed, shuffle, drop_last)
+        :param drop_last: batches of exactly ``size`` rows; the rows that are left over are dropped.
 
-    def _batches(
-        self, size: int, seed: int | None, shuffle: bool, drop_last: bool
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        stop = len(self) - size + 1 if drop_last else len(self)
-        starts = range(0, stop, size)
+        >>> data = Data(torch.zeros(7, 2), torch.arange(7))
+        >>> [y.tolist() for _, y in data.batches(3, shuffle=False)]
+        [[0, 1, 2], [3, 4], [5, 6]]
+        """
+        check_integer("size", size, 1)
+        if seed is not None and not shuffle:
+            raise ValueError(f"seed={seed} has no effect with shuffle=False. Leave one of them out.")
+        return self._batches(split_rows(len(self) // size * size if drop_last else len(self), size), seed, shuffle)
+
+    def _batches(self, parts: list[slice], seed: int | None, shuffle: bool) -> Iterator[tuple[Tensor, Tensor]]:
         if not shuffle:
-            yield from ((self.x[i : i + size], self.y[i : i + size]) for i in starts)
+            yield from ((self.x[part], self.y[part]) for part in parts)
             return
         # On the CPU, so that a seed gives the same order on every device.
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).to(self.x.device)
-        for i in starts:
-            rows = order[i : i + size]
-            yield self.x[rows], self.y[rows]
+        yield from ((self.x[order[part]], self.y[order[part]]) for part in parts)
 
     def to(
         self, device: torch.device | str | int | torch.dtype | None = None, dtype: torch.dtype | None = None
-    ) -> Data:
-        """The same data on another device or in another floating-point type; integer tensors keep theirs.
+    ) -> "Data":
+        """The same data on a different device or in a different floating-point type; integer tensors keep theirs.
 
-        >>> import torch
         >>> Data(torch.zeros(3, 2), torch.arange(3)).to(torch.float32)
         Data(x=(3, 2) float32, y=(3,) int64)
         """
@@ -125,7 +118,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
 def standardized(
     x: Tensor, y: Tensor, train_rows: Tensor, test_rows: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Data, Data]:
-    """Splits a regression set and gives inputs and targets mean 0 and standard deviation 1 on the training rows.
+    """Splits regression data and gives inputs and targets mean 0 and standard deviation 1 on the training rows.
 
     :param x: inputs, ``(N, D)``; a column that is constant on the training rows is only centred.
     :param y: targets, ``(N,)``.

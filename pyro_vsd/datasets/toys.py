@@ -5,6 +5,8 @@ from torch import Tensor
 
 from pyro_vsd.datasets.data import Data
 
+__all__ = ["cubic", "two_clusters"]
+
 
 def cubic(
     num_train: int = 20, *, noise: float = 3.0, num_test: int = 200, seed: int = 0, dtype: torch.dtype | None = None
@@ -15,15 +17,15 @@ def cubic(
 
     The test set is the true function, without noise, on a grid over [-6, 6].
 
-    >>> train, test = cubic()
-    >>> train, test.x.min().item(), test.x.max().item()
-    (Data(x=(20, 1) float64, y=(20,) float64), -6.0, 6.0)
-
     :param num_train: number of training points.
     :param noise: standard deviation of the training targets around the function.
     :param num_test: number of grid points.
     :param seed: of the training points.
     :param dtype: torch's default if not given.
+
+    >>> train, test = cubic()
+    >>> train, test.x.min().item(), test.x.max().item()
+    (Data(x=(20, 1) float64, y=(20,) float64), -6.0, 6.0)
     """
     generator = torch.Generator().manual_seed(seed)
     x = _uniform(num_train, -4.0, 4.0, generator)
@@ -35,22 +37,20 @@ def cubic(
 def two_clusters(
     num_train: int = 100, *, noise: float = 0.1, num_test: int = 200, seed: int = 0, dtype: torch.dtype | None = None
 ) -> tuple[Data, Data]:
-    r"""Inputs in two clusters with a gap between them: is a model less sure in the gap than at the data?
+    r"""Inputs in two clusters with a gap between them, where a model should be less certain.
 
     .. math:: y = \cos(4 x + 0.8) + \epsilon, \quad x \sim \tfrac12 U[-1, -0.7] + \tfrac12 U[0.5, 1]
 
     After Foong et al. (2019), "'In-Between' Uncertainty in Bayesian Neural Networks". The test set is the true
     function, without noise, on a grid over [-1.5, 1.5].
 
+    The other parameters are those of :func:`cubic`.
+
+    :param num_train: number of training points, half of them (rounded down) in the left cluster.
+
     >>> train, test = two_clusters()
     >>> ((train.x > -0.7) & (train.x < 0.5)).sum().item()
     0
-
-    :param num_train: number of training points, half of them (rounded down) in the left cluster.
-    :param noise: standard deviation of the training targets around the function.
-    :param num_test: number of grid points.
-    :param seed: of the training points.
-    :param dtype: torch's default if not given.
     """
     generator = torch.Generator().manual_seed(seed)
     num_left = num_train // 2

@@ -1,13 +1,12 @@
-"""What a trained guide is like, and what to change where it is ill: :func:`diagnose`.
+"""What is wrong with a training run, and what to try: :func:`diagnose`.
 
-Beside it the closed forms it rests on: the curvature of the loss in a layer's noise, and the best noise for it.
+Also the closed forms behind it: the curvature of the loss in a layer's noise, and the best noise for it.
 """
 
 from pyro_vsd.diagnosis.covariance import best_covariance, best_droprates, best_scales, noise_objective
-from pyro_vsd.diagnosis.curvature import curvature
-from pyro_vsd.diagnosis.diagnose import diagnose
 from pyro_vsd.diagnosis.findings import Finding
-from pyro_vsd.diagnosis.report import Diagnosis
+from pyro_vsd.diagnosis.gauss_newton import curvature
+from pyro_vsd.diagnosis.report import Diagnosis, diagnose
 
 __all__ = [
     "Diagnosis",

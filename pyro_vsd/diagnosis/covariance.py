@@ -1,6 +1,7 @@
 r"""The best noise for a layer, to second order in the noise.
 
-With the curvature ``A`` of the loss in the noise :math:`\xi`, the objective's part that a layer's noise decides is
+With the curvature ``A`` of the loss in the noise :math:`\xi`, the part of the objective that depends on a layer's
+noise is
 
 .. math:: F(\Sigma) = \tfrac12 \operatorname{tr}(\Sigma A)
           + \tfrac c2 \bigl[\textstyle\sum_i \log(1 + \Sigma_{ii}) - \log\det\Sigma\bigr],
@@ -8,16 +9,16 @@ With the curvature ``A`` of the loss in the noise :math:`\xi`, the objective's p
 where c, the ``strength``, is the ``kl_weight`` for ``kl_scale="unit"`` and Q times that for ``kl_scale="weight"``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
+from pyro_vsd._utils import check_positive
+
 __all__ = ["best_covariance", "best_droprates", "best_scales", "noise_objective"]
 
-# A unit that the loss does not feel wants infinite noise; it stops here, where its KL is 5e-5 of the strength.
+# A unit that does not change the loss has infinite noise at the optimum; here its KL is 5e-5 of the strength.
 _LARGEST = 1e4
-# Extrapolation of the steps beyond this factor gained nothing and met singular matrices.
+# Steps extrapolated by a larger factor gained nothing and led to singular matrices.
 _LONGEST = 64.0
 
 
@@ -34,8 +35,7 @@ def noise_objective(covariance: Tensor, A: Tensor, strength: float) -> float:
     A, c = _checked(A, strength)
     S = covariance.detach().double()
     if S.shape not in (A.shape, A.shape[:1]):
-        shapes = f"{tuple(A.shape)} or {tuple(A.shape[:1])}"
-        raise ValueError(f"expected a covariance of shape {shapes}, got {tuple(S.shape)}.")
+        raise ValueError(f"covariance of shape {tuple(S.shape)} does not fit A of shape {tuple(A.shape)}.")
     if S.dim() == 1:
         return float(0.5 * (S * A.diagonal()).sum() + 0.5 * c * (S.log1p() - S.log()).sum())
     log_det = 2 * torch.linalg.cholesky(S).diagonal().log().sum()
@@ -45,7 +45,7 @@ def noise_objective(covariance: Tensor, A: Tensor, strength: float) -> float:
 def best_droprates(A: Tensor, strength: float) -> Tensor:
     r"""The best independent noise, :math:`\alpha_i = \frac12 (\sqrt{1 + 4 c / A_{ii}} - 1)`, ``(K,)``.
 
-    At most 1e4, where a unit has no curvature. Only the diagonal of A is used: ``A`` may be given as ``(K,)``.
+    At most 1e4, for units without curvature. Only the diagonal of A is used: ``A`` may be given as ``(K,)``.
 
     >>> best_droprates(torch.tensor([2.0, 12.0]), strength=24.0)
     tensor([3., 1.])
@@ -61,8 +61,8 @@ def best_covariance(A: Tensor, strength: float, *, tolerance: float = 1e-7, max_
     Each step minimises a bound that touches F from above (the tangent of :math:`\log(1 + \Sigma_{ii})`), so F never
     rises; steps are extrapolated where that lowers F further. Some ten steps of O(K³) each; ``A`` may have any rank.
 
-    Its eigenvalues are the droprates and its eigenvectors the rotation that a guide would need T = K - 1 reflections
-    to reach exactly.
+    Its eigenvalues are the noise variances and its eigenvectors the rotation; a guide needs T = K - 1 reflections to
+    reach it exactly.
 
     :param A: curvature ``(K, K)``, see :func:`pyro_vsd.diagnosis.curvature`.
     :param strength: c > 0.
@@ -87,7 +87,7 @@ def best_covariance(A: Tensor, strength: float, *, tolerance: float = 1e-7, max_
     for _ in range(max_steps):
         first, _, _ = step(s)
         second, S, value = step(first)
-        # in logs, along the last two steps, by as much as they shrink
+        # extrapolated in the logs, along the last two steps, by as much as they shrink
         change, bend = (first / s).log(), (second * s / first.square()).log()
         length = float(change.norm() / bend.norm().clamp(min=1e-300))
         if length > 1:
@@ -103,9 +103,9 @@ def best_covariance(A: Tensor, strength: float, *, tolerance: float = 1e-7, max_
 
 
 def best_scales(covariance: Tensor, A: Tensor, strength: float) -> Tensor:
-    """The best covariance with the correlations of the given one, ``(K, K)``: each unit has its best variance.
+    """The covariance with the given correlations and the best variance of each unit, ``(K, K)``.
 
-    What F falls by is due to the size of the noise alone, and what is left to :func:`best_covariance` to its
+    The decrease of F is due to the size of the noise alone; the rest, down to :func:`best_covariance`, is due to its
     correlations. By L-BFGS in the logs of the scales, O(K²) a step.
 
     >>> best_scales(torch.eye(2), torch.tensor([2.0, 12.0]).diag(), strength=24.0).diagonal()
@@ -134,10 +134,9 @@ def best_scales(covariance: Tensor, A: Tensor, strength: float) -> Tensor:
 def _checked(A: Tensor, strength: float) -> tuple[Tensor, float]:
     """A in float64 with a smallest diagonal, and the strength."""
     if A.dim() != 2 or A.shape[0] != A.shape[1] or not len(A):
-        raise ValueError(f"expected A of shape (K, K), got {tuple(A.shape)}.")
-    if not strength > 0:
-        raise ValueError(f"expected strength > 0, got {strength}. Without a KL the best noise is none.")
+        raise ValueError(f"A must have the shape (K, K), not {tuple(A.shape)}.")
+    check_positive("strength", strength)  # without a KL the best noise is none
     A = A.detach().double()
     if not bool(A.isfinite().all()) or float(A.diagonal().min()) < 0:
-        raise ValueError("expected a finite A with a non-negative diagonal, got NaN, infinite or negative entries.")
+        raise ValueError("A must be finite with a non-negative diagonal.")
     return A + (strength / _LARGEST**2) * torch.eye(len(A), dtype=A.dtype, device=A.device), float(strength)

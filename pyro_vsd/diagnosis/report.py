@@ -1,29 +1,39 @@
-"""What :func:`pyro_vsd.diagnose` returns: a report that prints, converts and draws itself."""
+"""Looks at a trained guide and reports what is wrong: :func:`pyro_vsd.diagnose` and its report."""
 
-from __future__ import annotations
-
+import copy
+import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from pyro_vsd.diagnosis.findings import Finding
-from pyro_vsd.diagnosis.objective import Objective
+import pyro
+import torch
 
-__all__ = ["Diagnosis"]
+from pyro_vsd._utils import check_integer, evaluation_mode, flatten_dict
+from pyro_vsd.diagnosis import findings as advice
+from pyro_vsd.diagnosis import measurements
+from pyro_vsd.diagnosis.findings import Finding
+from pyro_vsd.diagnosis.measurements import Objective, Rows
+from pyro_vsd.infer import VSD_ELBO, VSDGuide
+
+__all__ = ["Diagnosis", "diagnose"]
 
 
 class Diagnosis:
-    """Measures of a trained guide and what they mean; prints as a table.
+    """What :func:`pyro_vsd.diagnose` found; prints as a table.
 
-    :ivar sites: numbers of each weight: ``K``, ``Q``, ``T``, quantiles of ``alpha``, shares ``collapsed`` and
-        ``exploded``, ``alpha_spread`` (of log α), ``correlated`` (share of ‖Σ‖² off the diagonal), ``kl`` (nats per
-        datum, not weighted), ``theta_moved`` (distance from the start over its norm), ``theta_growth``,
-        ``theta_slope`` and ``gain``; ``None`` where not known. Of a gain: the objective ``now``, ``rescaled`` (each
-        unit's noise at its best size), ``best_diagonal`` and ``best``; the share ``found``; ``size``, noise over best.
-    :ivar objective: nats per datum: ``log_likelihood``, ``constant``, ``kl``, ``weighted_kl``; ``balance``, the
+    :ivar sites: by weight: ``K``, ``Q``, ``T``, quantiles of ``alpha``, shares ``collapsed`` and ``exploded``,
+        ``alpha_spread`` (of log α), ``correlated`` (share of ‖Σ‖² off the diagonal), ``kl`` (nats per row, not
+        weighted), ``theta_moved`` (distance from the start over its norm), ``theta_growth``, ``theta_slope`` and
+        ``gain``; ``None`` where not known. A gain holds the objective ``now``, ``rescaled`` (each unit's noise at its
+        best size), ``best_diagonal`` and ``best``; ``found``, the share of the gain from correlations that training
+        has found; and ``size``, the noise variance over its best.
+    :ivar objective: nats per row: ``log_likelihood``, ``constant``, ``kl``, ``weighted_kl``; ``balance``, the
         kl_weight at which KL and log-likelihood would be equal; settings.
-    :ivar prediction: measures on held-out rows, or on the data; empty where there are none.
+    :ivar prediction: metrics on held-out rows, or on the data; empty where there are none.
     :ivar findings: the worst first.
     :ivar left_out: what could not be measured, and why.
+    :ivar alpha: noise variances of each weight, for the figure.
     """
 
     def __init__(
@@ -35,17 +45,14 @@ class Diagnosis:
         left_out: Sequence[str],
         alpha: dict[str, Any],
     ) -> None:
-        order = {"error": 0, "warning": 1, "note": 2}
         self.sites, self.objective, self.prediction = sites, objective, prediction
-        self.findings = sorted(findings, key=lambda finding: order[finding.severity])
-        self.left_out = list(left_out)
-        #: droprates of each weight, for the figure
-        self.alpha = alpha
+        self.findings = sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
+        self.left_out, self.alpha = list(left_out), alpha
 
     @property
     def healthy(self) -> bool:
         """Whether there is neither an error nor a warning."""
-        return not any(finding.severity in ("error", "warning") for finding in self.findings)
+        return not self.codes
 
     @property
     def codes(self) -> set[str]:
@@ -68,8 +75,8 @@ class Diagnosis:
         try:
             import pandas  # type: ignore[import-untyped]
         except ImportError as error:
-            raise ImportError("expected pandas for to_pandas, got none. Install it: pip install pandas") from error
-        rows = [_flat(values) for values in self.sites.values()]
+            raise ImportError("to_pandas needs pandas: pip install pandas") from error
+        rows = [flatten_dict(values) for values in self.sites.values()]
         return pandas.DataFrame(rows, index=pandas.Index(list(self.sites), name="site"))
 
     def plot(self, axes: Sequence[Any] | None = None) -> Sequence[Any]:
@@ -82,9 +89,9 @@ class Diagnosis:
         blocks = [self._objective_lines(), self._site_lines()]
         if self.prediction:
             blocks.append(self._prediction_lines())
-        blocks.append([str(finding) for finding in self.findings] or ["nothing to mend was found"])
+        blocks.append([str(finding) for finding in self.findings] or ["no problems found"])
         if self.left_out:
-            blocks.append([f"left out: {text}" for text in self.left_out])
+            blocks.append([f"not measured: {text}" for text in self.left_out])
         return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
 
     def _objective_lines(self) -> list[str]:
@@ -93,22 +100,19 @@ class Diagnosis:
         head += f"kl_scale {values['kl_scale']!r}" + (" (assumed: no elbo was given)" if values["assumed"] else "")
         if values["log_likelihood"] is None:
             return [head]
-        lines = [head, f"{'nats per datum':<28}{'value':>10}"]
-        for name in ("log_likelihood", "constant", "kl", "weighted_kl"):
-            label = {"constant": "of a constant prediction"}.get(name, name)
-            lines.append(f"{label:<28}{_text(values[name], 4):>10}")
-        return [*lines, f"{'balance at kl_weight':<28}{_text(values['balance'], 3):>10}"]
+        labels = {"log_likelihood": "log-likelihood", "constant": "of a constant prediction", "kl": "KL"}
+        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight where both equal"}
+        lines = [f"{label:<28}{_text(values[name], '.4f'):>10}" for name, label in labels.items()]
+        return [head, f"{'nats per row':<28}{'value':>10}", *lines]
 
     def _site_lines(self) -> list[str]:
         table: list[tuple[str, ...]] = [
-            ("site", "K", "Q", "T", "alpha 5%", "median", "95%", "correlated", "KL/datum", "gain found", "theta moved")
+            ("site", "K", "Q", "T", "alpha 5%", "median", "95%", "correlated", "KL/row", "theta moved")
         ]
         for name, site in self.sites.items():
-            gain = site.get("gain") or {}
             alpha = [f"{site['alpha'][level]:.2g}" for level in ("5%", "median", "95%")]
-            counts = [str(site[key]) for key in ("K", "Q", "T")]
-            tail = (_percent(site["correlated"]), _text(site.get("kl"), 4), _share(gain.get("found")))
-            table.append((name, *counts, *alpha, *tail, _percent(site["theta_moved"])))
+            shares = _text(site["correlated"], ".0%"), _text(site.get("kl"), ".4f"), _text(site["theta_moved"], ".0%")
+            table.append((name, *(str(site[key]) for key in ("K", "Q", "T")), *alpha, *shares))
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         return [
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
@@ -120,35 +124,202 @@ class Diagnosis:
         lines = [f"{values['on']}: {values['rows']} rows, {values['num_samples']} samples"]
         for name in ("nll", "error_rate", "rmse", "ece", "coverage", "epistemic_share", "samples_needed"):
             if name in values:
-                text = str(values[name]) if isinstance(values[name], int) else f"{values[name]:.4f}"
-                lines.append(f"{name:<28}{text:>10}")
+                lines.append(f"{name:<28}{_text(values[name], '' if isinstance(values[name], int) else '.4f'):>10}")
         return lines
 
 
-def described(objective: Objective | None, **settings: Any) -> dict[str, Any]:
-    """The report's account of the objective; ``None`` for all that was not measured."""
-    names = ("log_likelihood", "constant", "weighted_kl", "balance", "num_data")
-    values = {name: None if objective is None else getattr(objective, name) for name in names}
-    return {**values, "kl": None if objective is None else sum(objective.kl.values()), **settings}
+def _text(value: float | None, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
 
 
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in record.items():
-        result |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return result
+def diagnose(
+    model: Any,
+    guide: VSDGuide,
+    data: Any,
+    validation: Any = None,
+    *,
+    elbo: VSD_ELBO | None = None,
+    batch_size: int | None = None,
+    num_rows: int = 1000,
+    num_samples: int = 50,
+    max_units: int = 512,
+    seed: int = 0,
+) -> Diagnosis:
+    """Explains what is wrong with a training run and what to try.
+
+    The report names mistakes in the setup (equal noise variances with reflections, a ``num_data`` that is not the
+    number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that dominates the fit, Θ that
+    did not move or grew without limit, overfitting, and overconfident predictions. It also says how much better noise
+    could gain. With fewer than 30 rows the numbers are only indicative; the report says so.
+
+    Works for models of ``vsd.nn`` and for hand-written Pyro models. What cannot be measured is listed in the report:
+    movement of Θ (known for ``vsd.nn``), predictions (the model must accept a call without its last argument, the
+    targets), the gain of better noise (for weights used row by row, outside of plates, up to ``max_units``; with
+    ``prior="empirical_bayes"`` and a positive ``kl_weight``).
+
+    Nothing changes: parameters, gradients, modes, random generators and Pyro's parameter store stay as they are.
+    Costs a pass with gradients over ``num_rows`` rows, a second one with a backward pass for each class, and
+    ``num_samples`` forward passes: a few epochs on a small data set, less on a large one.
+
+    :param model: a Pyro model.
+    :param guide: its guide, trained or at least set up.
+    :param data: the training data: ``vsd.datasets.Data``, a tuple ``(x, y)``, or a ``DataLoader``.
+    :param validation: held-out data in the same form; without it predictions are evaluated on ``data``.
+    :param elbo: the objective of training, for its ``kl_weight`` and ``kl_scale``; by default ``VSD_ELBO()``.
+    :param batch_size: that of training; by default the loader's, or that of ``vsd.fit``.
+    :param num_rows: the largest number of rows to use of each set.
+    :param num_samples: posterior samples of the predictions, at least 4.
+    :param max_units: weights with more noise units are left out of the search for the best covariance, which is O(K³).
+    :param seed: of all draws.
+
+    >>> x = torch.randn(200, 4)
+    >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 2])), num_data=32)
+    >>> report = vsd.diagnose(model, vsd.VSDGuide(model), (x, (x[:, 0] > 0).long()), batch_size=32)
+    >>> print(report.findings[0].text)
+    num_data is 32, the batch size, but there are 200 rows, so the KL counts 6.25 times too much: set num_data=200
+    """
+    if not isinstance(guide, VSDGuide):
+        raise TypeError(f"guide must be a VSDGuide, not a {type(guide).__name__}, which has no structured noise.")
+    if not guide.sites:
+        raise ValueError("guide has no parameters yet: train it, call guide.setup(x, y), or load a state first.")
+    if elbo is not None and not isinstance(elbo, VSD_ELBO):
+        raise TypeError(f"elbo must be the VSD_ELBO of the training run or None, not a {type(elbo).__name__}.")
+    check_integer("num_rows", num_rows, 1)
+    check_integer("num_samples", num_samples, 4)
+    check_integer("max_units", max_units, 0)
+    check_integer("seed", seed)
+    device = next(guide.parameters()).device
+    options: dict[str, Any] = {"at_most": num_rows, "seed": seed, "device": device}
+    rows = Rows(data, batch_size, **options)
+    held_out = None if validation is None else Rows(validation, batch_size, "validation", **options)
+    sources = [rows] if held_out is None else [rows, held_out]
+    store = pyro.get_param_store()
+    with ExitStack() as stack:
+        for source in sources:
+            stack.enter_context(source.generators_kept())
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(store.scope(store.get_state()))
+        stack.enter_context(evaluation_mode(model))
+        torch.manual_seed(seed)
+        try:
+            return _Run(model, guide, rows, held_out, elbo).report(num_samples, max_units)
+        except (ValueError, RuntimeError) as error:
+            # not checked before: a model may mask a NaN, and a mask may hold -inf
+            where = sorted(set().union(*(source.not_finite for source in sources)))
+            if not where:
+                raise
+            raise ValueError(
+                f"{', '.join(where)} has NaN or infinite values that the model does not mask. Leave these rows out, "
+                "or fill in values."
+            ) from error
 
 
-def _text(value: float | None, digits: int | None = None) -> str:
-    return "-" if value is None else str(value) if digits is None else f"{value:.{digits}f}"
+class _Run:
+    """One diagnosis: measurements in turn, what was left out, and findings."""
 
+    def __init__(self, model: Any, guide: VSDGuide, rows: Rows, held_out: Rows | None, elbo: VSD_ELBO | None) -> None:
+        self.model, self.guide, self.rows, self.held_out = model, guide, rows, held_out
+        self.assumed = elbo is None
+        self.elbo = VSD_ELBO() if elbo is None else copy.copy(elbo)
+        self.elbo.auto_step = False
+        self.elbo.num_particles = 1  # batches average enough
+        weight = self.elbo.kl_weight
+        self.kl_weight = float(weight(self.elbo.step) if callable(weight) else weight)
+        stated = getattr(model, "num_data", None)
+        self.stated = stated if isinstance(stated, int) else None
+        self.left_out: list[str] = []
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
+    def report(self, num_samples: int, max_units: int) -> Diagnosis:
+        sites = measurements.measure_sites(self.model, self.guide)
+        findings = self._not_finite()
+        objective: Objective | None = None
+        prediction: dict[str, Any] = {}
+        if findings:
+            self.left_out.append("everything that runs the model: parameters are not finite")
+        else:
+            # the weight of one unit's KL in the objective, by site
+            factors = {name: site["Q"] if self.elbo.kl_scale == "weight" else 1 for name, site in sites.items()}
+            strengths = {name: self.kl_weight * factor for name, factor in factors.items()}
+            objective = self._objective(sites)
+            units = sum(strengths[name] * site["K"] for name, site in sites.items())
+            objective.price = 0.5 * math.log(2) * units / objective.num_data
+            self._gains(sites, strengths, max_units)
+            prediction = self._prediction(num_samples)
+            findings = self._findings(sites, objective, prediction)
+        rows = self.rows
+        looked_at = rows.at_most if rows.num_rows is None else min(rows.at_most, rows.num_rows)
+        names = ("log_likelihood", "constant", "weighted_kl", "balance", "num_data")
+        described: dict[str, Any] = {name: getattr(objective, name, None) for name in names}
+        described |= {
+            "kl": None if objective is None else sum(objective.kl.values()),
+            "data": rows.num_rows,
+            "rows": looked_at,
+            "assumed": self.assumed,
+            "kl_weight": self.kl_weight,
+            "kl_scale": self.elbo.kl_scale,
+            "prior": self.elbo.prior,
+        }
+        alpha = {name: self.guide.alpha(name).detach().flatten().cpu() for name in sites}
+        return Diagnosis(sites, described, prediction, findings, self.left_out, alpha)
 
+    def _not_finite(self) -> list[Finding]:
+        found = []
+        for name, value in [*self.guide.named_parameters(), *getattr(self.model, "named_parameters", list)()]:
+            count = int((~value.isfinite()).sum())
+            if count:
+                text = f"{count} of {value.numel()} entries of {name} are NaN or infinite: lower the learning rate"
+                found.append(Finding("not_finite", "error", None, text))
+        return found
 
-def _share(value: float | None) -> str:
-    """Of a gain; how far below none it is, where correlations as trained do harm, tells nothing more."""
-    if value is None or value >= 0:
-        return _percent(value)
-    return "< 0" if value < -0.005 else "0 %"
+    def _objective(self, sites: dict[str, dict[str, Any]]) -> Objective:
+        objective = measurements.measure_objective(self.model, self.guide, self.rows, self.elbo, self.stated)
+        for name, values in sites.items():
+            values["kl"] = objective.kl.get(name)
+            values["theta_slope"] = objective.slopes.get(name)
+        if self.rows.not_finite and not math.isfinite(objective.log_likelihood):
+            raise ValueError(f"the log-likelihood of the data is {objective.log_likelihood}")  # `diagnose` says why
+        if objective.constant is None:
+            reason = "not known for this likelihood, or all targets are equal"
+            self.left_out.append(f"the log-likelihood of a constant prediction: {reason}")
+        if not advice.shows_slopes(objective):
+            self.left_out.append(f"whether the loss still falls: {objective.sampled} rows are too few to see it")
+        if self.rows.num_rows is None:
+            self.left_out.append("whether num_data is right: the loader does not know its number of rows")
+        return objective
+
+    def _gains(self, sites: dict[str, dict[str, Any]], strengths: dict[str, float], max_units: int) -> None:
+        if self.elbo.prior != "empirical_bayes" or self.kl_weight == 0:
+            reason = "kl_weight is 0" if self.kl_weight == 0 else f"prior={self.elbo.prior!r}"
+            self.left_out.append(f"what the best noise would gain: {reason}")
+            return
+        gains, reasons = measurements.measure_gains(
+            self.model, self.guide, self.rows, strengths, self.stated, max_units
+        )
+        for name, values in sites.items():
+            values["gain"] = gains.get(name)
+        self.left_out += [f"the gain of {name}: {reason}" for name, reason in reasons.items()]
+
+    def _prediction(self, num_samples: int) -> dict[str, Any]:
+        values = measurements.measure_prediction(self.model, self.guide, self.held_out or self.rows, num_samples)
+        if isinstance(values, str):
+            self.left_out.append(f"predictions: {values}")
+            return {}
+        return {"on": "held-out data" if self.held_out else "training data", **values}
+
+    def _findings(
+        self, sites: dict[str, dict[str, Any]], objective: Objective, prediction: dict[str, Any]
+    ) -> list[Finding]:
+        rows, held_out = self.rows, self.held_out
+        findings = advice.overfit_findings(objective, prediction) if prediction and held_out else []
+        overfitted = bool(findings)
+        for name, values in sites.items():
+            findings += advice.site_findings(name, values, objective, overfitted)
+        findings += advice.data_findings(objective, rows.num_rows, rows.batch_size, self.stated, rows.assumed)
+        findings = advice.with_causes(findings + advice.objective_findings(objective, findings))
+        if prediction:
+            findings += advice.prediction_findings(prediction, held_out is not None, findings)
+        for source in (rows, held_out):
+            if source is not None:
+                more = source.seen == source.at_most and source.num_rows != source.at_most
+                findings += advice.row_findings(source.name, source.seen, more)
+        return findings

@@ -3,9 +3,8 @@
 from pyro_vsd.nn.export import PrunedNetwork, mean_network, prune, rank_units
 from pyro_vsd.nn.likelihoods import BinaryClassifier, Classifier, ObservationModel, Regressor
 from pyro_vsd.nn.network import BayesianNetwork, bayesianize
-from pyro_vsd.nn.networks import alexnet, convnet, lenet5, mlp, xavier_uniform_
+from pyro_vsd.nn.networks import alexnet, convnet, lenet5, mlp, preresnet110, resnet18, xavier_uniform_
 from pyro_vsd.nn.priors import GaussianPrior, HierarchicalPrior, Prior
-from pyro_vsd.nn.residual import preresnet110, resnet18
 
 __all__ = [
     "BayesianNetwork",

@@ -1,18 +1,20 @@
-"""The smaller networks of the paper's experiments, as plain modules: ``bayesianize`` makes them Bayesian.
+"""The networks of the paper's experiments, as plain modules: ``bayesianize`` makes them Bayesian.
 
 All start with Xavier-uniform weights and zero biases, as in the paper.
 """
 
-import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from pyro_vsd.distributions.layers import MODULES as LAYERS
+from pyro_vsd._utils import check_integer
+from pyro_vsd.distributions.layers import MODULES
 
-__all__ = ["alexnet", "convnet", "lenet5", "mlp", "xavier_uniform_"]
+__all__ = ["alexnet", "convnet", "lenet5", "mlp", "preresnet110", "resnet18", "xavier_uniform_"]
 
 
 def xavier_uniform_(net: nn.Module) -> nn.Module:
@@ -23,7 +25,7 @@ def xavier_uniform_(net: nn.Module) -> nn.Module:
     tensor([0., 0., 0.], requires_grad=True)
     """
     for module in net.modules():
-        if isinstance(module, LAYERS):
+        if isinstance(module, MODULES):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -34,16 +36,15 @@ def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = nn.ReLU) -> 
     """Linear layers with an activation between them.
 
     :param sizes: the number of inputs, of units of each hidden layer, and of outputs. Layers ``0, 2, 4, …`` of the
-        result are Linear: :math:`\\sum_l (s_{l-1} + 1) s_l` parameters.
+        result are Linear.
     :param activation: makes the activation.
 
     >>> mlp([784, 400, 400, 10])[0]
     Linear(in_features=784, out_features=400, bias=True)
     """
-    if not isinstance(sizes, Sequence) or len(sizes) < 2 or not all(map(_is_size, sizes)):
-        raise ValueError(f"sizes: expected two or more positive numbers, inputs to outputs, got {sizes!r}.")
-    if not callable(activation) or not isinstance(activation(), nn.Module):
-        raise TypeError(f"activation: expected a function that makes a module, such as nn.ReLU, got {activation!r}.")
+    if len(sizes) < 2:
+        raise ValueError(f"sizes={sizes!r} is too short: give the number of inputs, of hidden units, and of outputs.")
+    _check_sizes(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})
     layers: list[nn.Module] = []
     for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
         layers += [nn.Linear(inputs, outputs), activation()]
@@ -64,14 +65,11 @@ def convnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     ``fc2``    ``num_classes``                               ``10``
     =========  ============================================  ==============
 
-    579,402 parameters (the paper does not tell the kernel size). Its experiments put noise on the fully connected
-    layers only: ``bayesianize(convnet(), include="fc*")``.
-
-    >>> sum(p.numel() for p in convnet().parameters())
-    579402
+    The paper does not state the kernel size. Its experiments put noise on the fully connected layers only:
+    ``bayesianize(convnet(), include="fc*")``.
     """
-    check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
-    side = _side("image_size", image_size, 2, 2)
+    _check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
+    side = _side(image_size, image_size // 4, "two 2×2 poolings need at least 4")
     return _sequence(
         conv1=nn.Conv2d(in_channels, 32, 5, padding=2),
         relu1=nn.ReLU(),
@@ -98,13 +96,8 @@ def lenet5(num_classes: int = 10, in_channels: int = 1, image_size: int = 28) ->
     ``fc2``    84, ReLU                              ``84``
     ``fc3``    ``num_classes``                       ``10``
     =========  ====================================  ===============
-
-    61,706 parameters for MNIST, 62,006 for CIFAR-10 (``in_channels=3, image_size=32``).
-
-    >>> sum(p.numel() for p in lenet5().parameters())
-    61706
     """
-    check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
+    _check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
     padding = max(0, (32 - image_size) // 2)
     side = ((image_size + 2 * padding - 4) // 2 - 4) // 2
     return _sequence(
@@ -124,7 +117,7 @@ def lenet5(num_classes: int = 10, in_channels: int = 1, image_size: int = 28) ->
 
 
 def alexnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Sequential:
-    """AlexNet's convolutions for images of 32 × 32, with one Linear layer on top, as that literature uses it.
+    """AlexNet's convolutions for images of 32 × 32, with one Linear layer on top, as is usual at that size.
 
     =========  =====================================================  ===============
     layer                                                             32 × 32
@@ -136,14 +129,9 @@ def alexnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     ``conv5``  256 kernels 3 × 3, padding 1, ReLU, pool               ``256 × 1 × 1``
     ``fc``     ``num_classes``                                        ``10``
     =========  =====================================================  ===============
-
-    2,472,266 parameters for 10 classes.
-
-    >>> sum(p.numel() for p in alexnet().parameters())
-    2472266
     """
-    check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
-    side = _side("image_size", (image_size - 1) // 4 + 1, 2, 3)
+    _check_sizes(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
+    side = _side(image_size, (image_size + 3) // 4 // 8, "a stride of 4 and three 2×2 poolings need at least 29")
     return _sequence(
         conv1=nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
         relu1=nn.ReLU(),
@@ -163,6 +151,45 @@ def alexnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     )
 
 
+def resnet18(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
+    """ResNet-18 for images of 32 × 32: a 3 × 3 stem without pooling, as is usual at that size.
+
+    ==============  ===========================================  =================
+    part                                                         32 × 32
+    ==============  ===========================================  =================
+    ``conv1, bn``   64 kernels 3 × 3                             ``64 × 32 × 32``
+    ``stages.0``    2 blocks of two convolutions 3 × 3           ``64 × 32 × 32``
+    ``stages.1``    2 blocks, the first with stride 2            ``128 × 16 × 16``
+    ``stages.2``    2 blocks, the first with stride 2            ``256 × 8 × 8``
+    ``stages.3``    2 blocks, the first with stride 2            ``512 × 4 × 4``
+    ``fc``          global averages, ``num_classes``             ``10``
+    ==============  ===========================================  =================
+
+    Where a block changes the shape, its shortcut is a 1 × 1 convolution with batch norm.
+    """
+    _check_sizes(num_classes=num_classes, in_channels=in_channels)
+    return xavier_uniform_(_ResNet(_Block, [64, 128, 256, 512], 2, num_classes, in_channels))
+
+
+def preresnet110(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
+    """PreResNet-110 for images of 32 × 32: batch norm and ReLU before each convolution.
+
+    ==============  ============================================  ================
+    part                                                          32 × 32
+    ==============  ============================================  ================
+    ``conv1``       16 kernels 3 × 3                              ``16 × 32 × 32``
+    ``stages.0``    18 blocks of two convolutions 3 × 3           ``16 × 32 × 32``
+    ``stages.1``    18 blocks, the first with stride 2            ``32 × 16 × 16``
+    ``stages.2``    18 blocks, the first with stride 2            ``64 × 8 × 8``
+    ``bn, fc``      batch norm, global averages, ``num_classes``  ``10``
+    ==============  ============================================  ================
+
+    Where a block changes the shape, its shortcut is a 1 × 1 convolution.
+    """
+    _check_sizes(num_classes=num_classes, in_channels=in_channels)
+    return xavier_uniform_(_ResNet(_PreBlock, [16, 32, 64], 18, num_classes, in_channels))
+
+
 class _Flatten(nn.Flatten):
     """Flattens channels, height and width, whatever dimensions are in front: vectorised particles pass."""
 
@@ -170,24 +197,81 @@ class _Flatten(nn.Flatten):
         super().__init__(-3, -1)
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
-def check_sizes(**sizes: Any) -> None:
-    """Raises where one of these is not a positive integer."""
+class _Block(nn.Module):
+    """Two convolutions with batch norm after each, and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1, self.bn1 = _conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = _conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class _PreBlock(nn.Module):
+    """Two convolutions with batch norm and ReLU before each, and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), _conv(inputs, outputs, 3, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(outputs), _conv(outputs, outputs, 3)
+        self.shortcut = nn.Identity() if stride == 1 and inputs == outputs else _conv(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(F.relu(self.bn1(x)))
+        out = self.conv2(F.relu(self.bn2(out)))
+        return out + self.shortcut(x)
+
+
+class _ResNet(nn.Module):
+    """Stages of blocks, each but the first at half the resolution, then global averages and a Linear layer."""
+
+    def __init__(self, block: type[nn.Module], widths: list[int], num_blocks: int, num_classes: int, in_channels: int):
+        super().__init__()
+        self.conv1 = _conv(in_channels, widths[0], 3)
+        # Blocks that norm their inputs need the extra norm last instead of first.
+        self.pre = block is _PreBlock
+        self.bn = nn.BatchNorm2d(widths[-1] if self.pre else widths[0])
+        self.stages = nn.ModuleList()
+        inputs = widths[0]
+        for number, width in enumerate(widths):
+            first = block(inputs, width, 2 if number else 1)
+            self.stages.append(nn.Sequential(first, *(block(width, width, 1) for _ in range(num_blocks - 1))))
+            inputs = width
+        self.fc = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(x)
+        if not self.pre:
+            out = F.relu(self.bn(out))
+        for stage in self.stages:
+            out = stage(out)
+        if self.pre:
+            out = F.relu(self.bn(out))
+        logits: Tensor = self.fc(torch.mean(out, (-2, -1)))
+        return logits
+
+
+def _check_sizes(**sizes: Any) -> None:
     for name, value in sizes.items():
-        if not _is_size(value):
-            raise ValueError(f"{name}: expected a positive integer, got {value!r}.")
+        check_integer(name, value, 1)
 
 
-def _side(name: str, size: int, factor: int, times: int) -> int:
+def _side(image_size: int, side: int, reason: str) -> int:
     """The side of an image after pooling."""
-    for _ in range(times):
-        size //= factor
-    if size < 1:
-        raise ValueError(f"{name}: expected images that {times} poolings leave something of, got too small ones.")
-    return size
+    if side < 1:
+        raise ValueError(f"image_size={image_size} is too small: {reason}.")
+    return side
 
 
 def _sequence(**layers: nn.Module) -> nn.Sequential:

@@ -1,29 +1,50 @@
-"""Checkpoints: everything that training goes on from, in one file that cannot be half there and cannot run code."""
+"""Checkpoints: all that a training run continues from, in one file that is written atomically and runs no code."""
 
+import contextlib
 import copy
+import hashlib
+import io
+import numbers
 import os
+import random
+import re
+import struct
+import time
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyro
 import torch
+from pyro.optim import PyroOptim
+from pyro.optim.optim import _load_state_dict
 from torch import Tensor, nn, optim
+from torch.distributions import transform_to
 
 from pyro_vsd.infer import VSDGuide
-from pyro_vsd.training.archive import read_archive, write_archive
-from pyro_vsd.training.generators import check_rng_state, get_rng_state, set_rng_state
-from pyro_vsd.training.optimizers import (
-    loose_parameters,
-    optimizer_loader,
-    optimizer_state,
-    set_loose_parameters,
-)
-from pyro_vsd.training.plain import to_plain
+from pyro_vsd.infer.parameters import free_name
+from pyro_vsd.infer.sites import support_from_plain, support_to_plain
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "check_rng_state",
+    "get_rng_state",
+    "load_checkpoint",
+    "loose_parameters",
+    "read_archive",
+    "save_checkpoint",
+    "set_loose_parameters",
+    "set_rng_state",
+    "to_plain",
+    "write_archive",
+]
 
-_KEYS = {"epoch", "step", "extra", "model", "guide", "optimizer", "scheduler", "elbo", "params", "rng", "versions"}
+_FIELDS = {"epoch", "step", "extra", "model", "guide", "optimizer", "scheduler", "elbo", "params", "rng", "versions"}
+_Modules = dict[str, nn.Module]
+_Action = Callable[[], None]
 
 
 def save_checkpoint(
@@ -38,21 +59,21 @@ def save_checkpoint(
     step: int = 0,
     extra: Any = None,
 ) -> None:
-    """Writes all that training goes on from: parameters and buffers, the states of the optimiser, the scheduler and
-    the ELBO (its step, which a KL schedule counts by), and of the random generators of torch, NumPy and Python.
+    """Saves a training run: parameters and buffers, the states of the optimiser, the scheduler and the ELBO (the step
+    of its KL schedule), and of the random generators of torch, NumPy and Python.
 
-    The file is written beside ``path``, synchronised and renamed: at any moment ``path`` holds the old checkpoint or
-    the new one. It holds tensors, numbers, strings and plain containers only.
+    The file is written to a temporary name, synchronised and renamed: at any moment ``path`` holds the old checkpoint
+    or the new one. It holds tensors, numbers, strings and plain containers only.
 
-    :param model: a module, or a function; what a function keeps in Pyro's parameter store is saved too.
+    :param model: a module, or a function; parameters that a function keeps in Pyro's store are saved too.
     :param guide: its guide.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``.
     :param scheduler: one of torch's learning-rate schedulers. Pyro's are optimisers.
     :param epoch: epochs finished.
     :param step: steps taken.
-    :param extra: anything else of plain types, given back by :func:`load_checkpoint`.
+    :param extra: anything else of plain types; :func:`load_checkpoint` returns it.
 
-    >>> import os, tempfile, pyro_vsd as vsd
+    >>> import os, tempfile
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> guide = vsd.VSDGuide(model)
     >>> path = os.path.join(tempfile.mkdtemp(), "last.ckpt")
@@ -65,16 +86,16 @@ def save_checkpoint(
         "epoch": epoch,
         "step": step,
         "extra": extra,
-        "model": _module_state(model),
-        "guide": _module_state(guide),
-        "optimizer": None if optimizer is None else optimizer_state(optimizer, modules),
+        "model": modules["model"].state_dict() if "model" in modules else None,
+        "guide": modules["guide"].state_dict() if "guide" in modules else None,
+        "optimizer": None if optimizer is None else _optimizer_state(optimizer, modules),
         "scheduler": None if scheduler is None else {"kind": _kind(scheduler), "state": scheduler.state_dict()},
         "elbo": elbo.state_dict() if hasattr(elbo, "state_dict") else None,
         "params": loose_parameters(optimizer, modules, everything=len(modules) < 2),
         "rng": get_rng_state(),
         "versions": {"torch": str(torch.__version__), "pyro": str(pyro.__version__)},
     }
-    write_archive(path, {key: to_plain(value, key) for key, value in states.items()})
+    write_archive(path, {name: to_plain(value, name) for name, value in states.items()})
 
 
 def load_checkpoint(
@@ -88,53 +109,48 @@ def load_checkpoint(
     rng: bool = True,
     map_location: Any = None,
 ) -> dict[str, Any]:
-    """Reads a checkpoint into the objects given, and returns it.
+    """Loads a checkpoint into the objects given, and returns its content.
 
-    On the CPU, training goes on from there bit for bit as if it had never stopped. Everything is verified before
-    anything is changed: a file that is cut short, damaged, from elsewhere or of another model leaves the objects as
-    they were. Reading a stranger's file runs none of its code (``weights_only=True``).
+    On the CPU the training run then continues bit for bit. Everything is checked before anything is changed: a file
+    that is truncated, damaged, foreign, or of a different model raises and leaves the objects as they were. Reading a
+    file runs none of its code (``weights_only=True``).
 
-    :param guide: a ``VSDGuide`` need not have parameters yet; an optimiser over its parameters needs them to be there
-        before: ``guide.setup(x, y)``.
+    :param guide: a ``VSDGuide`` need not have parameters yet. An optimiser over them needs ``guide.setup(x, y)`` first.
     :param rng: whether to set the global random generators of torch, NumPy and Python.
-    :param map_location: where the returned tensors live; what is loaded stays where its object is.
+    :param map_location: where the returned tensors are; loaded objects stay on their devices.
     :returns: ``epoch``, ``step``, ``extra``, ``versions``, and the states by name.
     """
     content = read_archive(path, map_location)
-    if set(content) != _KEYS:
-        missing, unknown = sorted(_KEYS - set(content)), sorted(map(str, set(content) - _KEYS))
+    if set(content) != _FIELDS:
         raise ValueError(
-            f"path: expected a checkpoint with the fields {sorted(_KEYS)}, got {os.fspath(path)!r}, without {missing} "
-            f"and with {unknown}. Another version of pyro_vsd wrote it: read it with that one, and save the states of "
-            "model and guide by themselves."
+            f"path: {os.fspath(path)!r} lacks the fields {sorted(_FIELDS - set(content))} or has unknown ones "
+            f"{sorted(map(str, set(content) - _FIELDS))}. Read it with the version of pyro_vsd that wrote it."
         )
     given = {"model": model, "guide": guide, "optimizer": optimizer, "scheduler": scheduler, "elbo": elbo}
     try:
         actions = _verify(content, {name: thing for name, thing in given.items() if thing is not None}, rng)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{os.fspath(path)!r} does not fit. {error}") from error
-    except (KeyError, AttributeError, RuntimeError, IndexError) as error:
-        # states of the right kind have all the parts that the checks read
-        raise ValueError(f"{os.fspath(path)!r} does not fit. A state is not what it is called: {error!r}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
+        reason = str(error) if isinstance(error, (ValueError, TypeError)) else f"A state is malformed: {error!r}"
+        raise ValueError(f"{os.fspath(path)!r} does not fit. {reason}") from error
     for action in actions:
         action()
     return content
 
 
-def _verify(content: dict[str, Any], given: dict[str, Any], rng: bool) -> list[Callable[[], None]]:
+def _verify(content: dict[str, Any], given: dict[str, Any], rng: bool) -> list[_Action]:
     """Checks each state against its object; the actions returned then load them."""
     for name, thing in given.items():
         function = name in ("model", "guide") and not isinstance(thing, nn.Module)
-        if content[name] is None and not function and not (name == "elbo" and not hasattr(thing, "state_dict")):
-            raise ValueError(f"{name}: expected a checkpoint with its state, got one that was saved without.")
+        if content[name] is None and not function and (name != "elbo" or hasattr(thing, "state_dict")):
+            raise ValueError(f"{name}: the checkpoint was saved without its state.")
         if content[name] is not None and function:
-            raise ValueError(f"{name}: expected a function's checkpoint, got a module's. Pass the module.")
+            raise ValueError(f"{name} is a function, and the checkpoint has the state of a module. Pass the module.")
     for name, kind in (("epoch", int), ("step", int), ("params", dict)):
         if not isinstance(content[name], kind):
-            raise ValueError(f"{name}: expected {kind.__name__}, got {type(content[name]).__name__}.")
+            raise ValueError(f"{name} must be of type {kind.__name__}, not {type(content[name]).__name__}.")
     modules = _modules(given.get("model"), given.get("guide"))
-    # First what could fail in spite of the checks; Pyro's optimisers last, as they look for the names of parameters.
-    actions: list[Callable[[], None]] = []
+    # First what could fail in spite of the checks. Pyro's optimisers last, as they look for the names of parameters.
+    actions: list[_Action] = []
     if "scheduler" in given:
         actions.append(_scheduler_loader(given["scheduler"], content["scheduler"]))
     for name, module in modules.items():
@@ -142,7 +158,7 @@ def _verify(content: dict[str, Any], given: dict[str, Any], rng: bool) -> list[C
     if given:
         actions.append(set_loose_parameters(content["params"]))
     if "optimizer" in given:
-        actions.append(optimizer_loader(given["optimizer"], content["optimizer"], modules))
+        actions.append(_optimizer_loader(given["optimizer"], content["optimizer"], modules))
     if "elbo" in given and content["elbo"] is not None:
         int(content["elbo"]["step"])
         actions.append(lambda: given["elbo"].load_state_dict(content["elbo"]))
@@ -152,24 +168,61 @@ def _verify(content: dict[str, Any], given: dict[str, Any], rng: bool) -> list[C
     return actions
 
 
-def _modules(model: Any, guide: Any) -> dict[str, nn.Module]:
+# ---- modules and schedulers
+
+
+def _modules(model: Any, guide: Any) -> _Modules:
     return {name: m for name, m in (("model", model), ("guide", guide)) if isinstance(m, nn.Module)}
 
 
-def _module_state(thing: Any) -> dict[str, Any] | None:
-    return thing.state_dict() if isinstance(thing, nn.Module) else None
+def _kind(thing: Any) -> str:
+    return type(thing).__name__
 
 
-def _kind(scheduler: Any) -> str:
-    return type(scheduler).__name__
+def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimizer: Any) -> _Action:
+    if isinstance(module, VSDGuide):
+        _rehearse(module, state, optimizer)
+    else:
+        own = module.state_dict()
+        if set(own) != set(state):
+            raise ValueError(
+                f"{name}: the state is of a different {name}. It lacks {sorted(set(own) - set(state))} and has "
+                f"{sorted(set(state) - set(own))} that this {_kind(module)} has not."
+            )
+        for key, value in own.items():
+            if isinstance(value, Tensor) and getattr(state[key], "shape", None) != value.shape:
+                shape = getattr(state[key], "shape", _kind(state[key]))
+                raise ValueError(f"{name}: {key!r} has shape {tuple(value.shape)}, and {shape} in the checkpoint.")
+
+    def load() -> None:
+        with torch.random.fork_rng(devices=[]):  # a guide that makes its parameters initialises them at random
+            module.load_state_dict(state)
+
+    return load
 
 
-def _scheduler_loader(scheduler: Any, saved: dict[str, Any]) -> Callable[[], None]:
+def _rehearse(guide: VSDGuide, state: dict[str, Any], optimizer: Any) -> None:
+    """Loads into a copy, since a guide makes or replaces its parameters as a state demands."""
+    with torch.random.fork_rng(devices=[]):
+        trial = copy.deepcopy(guide, {id(guide.model): guide.model})
+        before = {id(p) for p in trial.parameters()}
+        try:
+            trial.load_state_dict(state)
+        except Exception as error:
+            raise ValueError(f"guide: {error}") from error
+    if isinstance(optimizer, optim.Optimizer) and before != {id(p) for p in trial.parameters()}:
+        raise ValueError(
+            "optimizer was made over parameters that this guide would replace on loading. Make the guide with the same "
+            "options as before and call guide.setup(x, y) before you make the optimizer."
+        )
+
+
+def _scheduler_loader(scheduler: Any, saved: dict[str, Any]) -> _Action:
     if saved["kind"] != _kind(scheduler):
-        raise ValueError(f"scheduler: expected the state of {_kind(scheduler)}, got that of {saved['kind']}.")
+        raise ValueError(f"scheduler is a {_kind(scheduler)}, and the checkpoint has the state of a {saved['kind']}.")
     unknown = set(scheduler.state_dict()) ^ set(saved["state"])
     if unknown:
-        raise ValueError(f"scheduler: expected a state with the same entries, got a difference in {sorted(unknown)}.")
+        raise ValueError(f"scheduler: the state differs in the entries {sorted(unknown)}.")
     state = _with_counters(scheduler, saved["state"])
     if "_schedulers" not in state:  # one that holds others would load into those
         copy.copy(scheduler).load_state_dict(state)
@@ -185,47 +238,319 @@ def _with_counters(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimizer: Any) -> Callable[[], None]:
-    if isinstance(module, VSDGuide):
-        _rehearse(module, state, optimizer)
+# ---- optimisers
+# Pyro keeps one optimiser for each parameter, by its name in the global store. That name depends on what else the store
+# has seen, so it is saved together with the parameter's place: ["guide", "theta.net.0.weight"].
+
+# Places of parameters whose states wait in a Pyro optimiser for their first step.
+_WAITING: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _places(modules: _Modules) -> dict[int, list[str]]:
+    return {id(p): [role, path] for role, module in modules.items() for path, p in module.named_parameters()}
+
+
+def _optimizer_kind(optimizer: Any) -> str:
+    if isinstance(optimizer, optim.Optimizer):
+        return _kind(optimizer)
+    if not isinstance(optimizer, PyroOptim):
+        raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {_kind(optimizer)}.")
+    made_by = [optimizer.pt_optim_constructor, getattr(optimizer, "pt_scheduler_constructor", None)]
+    names = [getattr(constructor, "__name__", _kind(constructor)) for constructor in made_by if constructor is not None]
+    return "pyro.optim." + " with ".join(names)
+
+
+def _optimizer_state(optimizer: Any, modules: _Modules) -> dict[str, Any]:
+    kind = _optimizer_kind(optimizer)
+    if isinstance(optimizer, optim.Optimizer):
+        return {"kind": kind, "state": optimizer.state_dict()}
+    store = pyro.get_param_store()
+    unknown = [tuple(p.shape) for p in optimizer.optim_objs if store.param_name(p) is None]
+    if unknown:
+        raise ValueError(
+            f"optimizer has parameters of shapes {unknown} that are not in Pyro's parameter store. Was the store "
+            "cleared since the last step?"
+        )
+    places = _places(modules)
+    known: dict[Any, Any] = {store.param_name(p): places.get(id(p)) for p in optimizer.optim_objs}
+    known = _WAITING.get(optimizer, {}) | known
+    states = {**optimizer._state_waiting_to_be_consumed, **optimizer.get_state()}
+    entries = [{"name": name, "place": known.get(name), "state": state} for name, state in states.items()]
+    return {"kind": kind, "state": entries}
+
+
+def _optimizer_loader(optimizer: Any, saved: dict[str, Any], modules: _Modules) -> _Action:
+    kind, state = _optimizer_kind(optimizer), saved["state"]
+    if saved["kind"] != kind:
+        raise ValueError(f"optimizer is a {kind}, and the checkpoint has the state of a {saved['kind']}.")
+    if isinstance(optimizer, optim.Optimizer):
+        sizes = [[len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"optimizer has groups of {sizes[0]} parameters, and the checkpoint has groups of {sizes[1]}. Make it "
+                "from the same parameters as before, for hand-written models after guide.setup(x, y)."
+            )
+        copy.copy(optimizer).load_state_dict(state)  # rehearsed on a copy, which has its own groups and states
+
+        def load_torch() -> None:
+            optimizer.load_state_dict(state)
+            _has_stepped(optimizer)
+
+        return load_torch
+    entries = [(entry["name"], entry["place"], dict(entry["state"])) for entry in state]
+    if not all(isinstance(name, str) and (place is None or len(place) == 2) for name, place, _ in entries):
+        raise ValueError("optimizer: the states are not stored by the names of parameters.")
+
+    def load_pyro() -> None:
+        for dictionary in (optimizer.optim_objs, optimizer.grad_clip, optimizer._state_waiting_to_be_consumed):
+            dictionary.clear()
+        _WAITING[optimizer] = {}
+        for entry in entries:
+            _give_state(optimizer, modules, *entry)
+
+    return load_pyro
+
+
+def _has_stepped(optimizer: Any) -> None:
+    """Torch's schedulers warn if they step before their optimiser. This one has stepped, before it was saved."""
+    optimizer._opt_called = True
+
+
+def _give_state(optimizer: Any, modules: _Modules, name: str, place: Any, state: dict[str, Any]) -> None:
+    """Makes the optimiser of one parameter, if the parameter is known. If not, its state waits, as in Pyro."""
+    store = pyro.get_param_store()
+    parameter: Any = None
+    if place is None:
+        parameter = dict(store.named_parameters()).get(name)
+    elif place[0] in modules:
+        parameter = dict(modules[place[0]].named_parameters()).get(place[1])
+        if parameter is not None:
+            known = store.param_name(parameter)
+            name = known or free_name(re.sub(r"__\d+$", "", name), parameter)
+            if known is None and place[1].endswith("_unconstrained"):  # Pyro learns the constraint at its first use
+                parameter = None
+            elif known is None:
+                pyro.param(name, parameter)
+    optimizer.set_state({name: state})
+    _WAITING[optimizer][name] = place
+    if parameter is not None:
+        # what PyroOptim does at a parameter's first step, so that a scheduler can step before it
+        own = optimizer.optim_objs[parameter] = optimizer._get_optim(parameter)
+        optimizer.grad_clip[parameter] = optimizer._get_grad_clip(parameter)
+        _load_state_dict(own, optimizer._state_waiting_to_be_consumed.pop(name))
+        _has_stepped(getattr(own, "optimizer", own))
+
+
+def loose_parameters(optimizer: Any, modules: _Modules, everything: bool) -> dict[str, Any]:
+    """Parameters that live in Pyro's store alone: ``pyro.param`` statements of models that are functions.
+
+    :param modules: those among ``{"model": …, "guide": …}`` that are modules.
+    :param everything: whether all of the store counts if there is no optimiser to say what is trained.
+    """
+    owned, store = _places(modules), pyro.get_param_store()
+    constraints = store.get_state()["constraints"]
+    if isinstance(optimizer, PyroOptim):
+        waiting = optimizer._state_waiting_to_be_consumed
+        chosen = {id(p) for p in optimizer.optim_objs} | {id(p) for n, p in store.named_parameters() if n in waiting}
+    elif optimizer is not None:
+        chosen = {id(p) for group in optimizer.param_groups for p in group["params"]}
     else:
-        _compare(name, module, state)
+        chosen = {id(p) for _, p in store.named_parameters() if everything}
+    result = {}
+    for name, parameter in store.named_parameters():
+        if id(parameter) in chosen and id(parameter) not in owned:
+            support = support_to_plain(constraints[name])
+            if support is None:
+                raise ValueError(
+                    f"parameter {name!r} has the constraint {constraints[name]}, which cannot be saved as plain types. "
+                    "Make the model a PyroModule, whose parameters are its own."
+                )
+            result[name] = {"unconstrained": parameter.detach(), "support": support}
+    return result
+
+
+def set_loose_parameters(saved: dict[str, Any]) -> _Action:
+    """Checks what :func:`loose_parameters` gave; the action returned puts it into the store."""
+    store = pyro.get_param_store()
+    there = dict(store.named_parameters())
+    values = [(name, entry["unconstrained"], support_from_plain(entry["support"])) for name, entry in saved.items()]
+    for name, value, _ in values:
+        if name in there and there[name].shape != value.shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(there[name].shape)}, and {tuple(value.shape)} in the checkpoint."
+            )
 
     def load() -> None:
-        # a guide that lays out its parameters starts them at random
-        with torch.random.fork_rng(devices=[]):
-            module.load_state_dict(state)
+        for name, value, support in values:
+            if name not in store:
+                store.setdefault(name, transform_to(support)(value), support)
+            # the unconstrained numbers themselves: transforming there and back would round them
+            dict(store.named_parameters())[name].data.copy_(value)
 
     return load
 
 
-def _rehearse(guide: VSDGuide, state: dict[str, Any], optimizer: Any) -> None:
-    """Loads into a copy: a guide makes or replaces its parameters as a state demands."""
-    with torch.random.fork_rng(devices=[]):
-        trial = copy.deepcopy(guide, {id(guide.model): guide.model})
-        before = {id(p) for p in trial.parameters()}
+# ---- random generators
+
+
+def get_rng_state() -> dict[str, Any]:
+    """States of the global generators of torch (CPU and every CUDA device), NumPy and Python, as plain values.
+
+    >>> state = get_rng_state()
+    >>> first = torch.rand(3)
+    >>> set_rng_state(state)
+    >>> torch.equal(torch.rand(3), first)
+    True
+    """
+    legacy: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = legacy
+    version, words, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(gauss)],
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss_next],
+    }
+
+
+def check_rng_state(state: Any) -> None:
+    """Raises if :func:`set_rng_state` would fail, possibly with half of the generators set."""
+    try:
+        torch.Generator().set_state(state["torch"].cpu())
+        np.random.RandomState().set_state(_for_numpy(state))
+        random.Random().setstate(_for_python(state))
+        sound = all(s.cpu().dtype == torch.uint8 for s in state["cuda"])
+    except Exception as error:
+        raise ValueError(f"rng does not hold the states of random generators: {error}") from error
+    if not sound:
+        raise ValueError("rng does not hold the states of CUDA's random generators.")
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Sets what :func:`get_rng_state` gave; CUDA's if there are as many devices as there were."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    np.random.set_state(_for_numpy(state))
+    random.setstate(_for_python(state))
+
+
+def _for_numpy(state: Any) -> Any:
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    return name, keys.cpu().numpy().astype("uint32"), position, has_gauss, gauss
+
+
+def _for_python(state: Any) -> Any:
+    version, words, gauss_next = state["python"]
+    return version, tuple(words.tolist()), gauss_next
+
+
+# ---- files
+
+# A line that says what the file is, then format version, length and SHA-256 of what follows.
+_MAGIC = b"pyro_vsd checkpoint\n"
+_HEADER = struct.Struct(">IQ32s")
+_VERSION = 2
+# A process that was killed while writing leaves its file behind. No checkpoint takes this many seconds to write.
+_ABANDONED = 3600.0
+
+
+def to_plain(value: Any, name: str) -> Any:
+    """``value`` as tensors, numbers, strings, ``None``, and lists, tuples and dicts of these.
+
+    Parameters become tensors, NumPy's numbers Python's, mappings dicts.
+
+    :param name: what an error calls the value.
+
+    >>> to_plain({"shape": torch.Size([2]), "last": nn.Parameter(torch.zeros(1))}, "extra")
+    {'shape': (2,), 'last': tensor([0.])}
+    """
+    if isinstance(value, Tensor):
+        tensor = value.detach().as_subclass(Tensor)
+        # A view would be saved with its whole storage.
+        viewed = tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
+        return tensor.clone() if viewed else tensor
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(value.copy())
+    kinds: Any = ((np.bool_, bool), (numbers.Integral, int), (numbers.Real, float), (str, str))
+    for kind, plain in kinds:
+        if isinstance(value, kind):
+            return plain(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if isinstance(to_plain(key, name), (Tensor, list, dict)):
+                raise TypeError(f"{name} has the key {key!r}, which is no string or number.")
+        return {to_plain(k, name): to_plain(v, f"{name}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [to_plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    raise TypeError(
+        f"{name} is a {_kind(value)}. A checkpoint holds tensors, numbers, strings, None, lists, tuples and dicts only: "
+        "reading one must not run code."
+    )
+
+
+def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Writes plain ``content``. Whatever happens meanwhile, ``path`` holds the old file or the new one, whole."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir() or target.is_dir():
+        raise ValueError(f"path must be a file in a folder that exists, not {os.fspath(path)!r}.")
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getbuffer()
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(_MAGIC + _HEADER.pack(_VERSION, len(payload), hashlib.sha256(payload).digest()))
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    with contextlib.suppress(OSError):  # makes the renaming durable, where the system lets a folder be opened
+        folder = os.open(target.parent, os.O_RDONLY)
         try:
-            trial.load_state_dict(state)
-        except Exception as error:
-            raise ValueError(f"guide: {error}") from error
-    if isinstance(optimizer, optim.Optimizer) and before != {id(p) for p in trial.parameters()}:
-        raise ValueError(
-            "optimizer: expected a guide with the parameters of the checkpoint, over which the optimiser was made, got "
-            "a guide with others. Make the guide with the same options and call guide.setup(x, y) before the optimiser."
-        )
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    for left in target.parent.glob(f".{target.name}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                left.unlink()
 
 
-def _compare(name: str, module: nn.Module, state: dict[str, Any]) -> None:
-    own = module.state_dict()
-    missing, unexpected = sorted(set(own) - set(state)), sorted(set(state) - set(own))
-    if missing or unexpected:
+def read_archive(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
+    """The content of a file of :func:`write_archive`, after a check of its length and checksum.
+
+    Nothing but tensors and plain containers is made from it (``weights_only=True``).
+    """
+    name, data = os.fspath(path), Path(path).read_bytes()
+    start = len(_MAGIC) + _HEADER.size
+    if not data.startswith(_MAGIC[: len(data)]) or not data:
+        raise ValueError(f"path: {name!r} is no checkpoint of pyro_vsd.")
+    if len(data) < start:
+        raise ValueError(f"path: {name!r} is truncated after {len(data)} bytes.")
+    version, length, digest = _HEADER.unpack(data[len(_MAGIC) : start])
+    if version != _VERSION:
         raise ValueError(
-            f"{name}: expected a state with the entries of this {type(module).__name__}, got one without {missing} and "
-            f"with {unexpected}. It was saved for another {name}."
+            f"path: {name!r} is damaged, or was written by a different version of pyro_vsd: its format is {version}, "
+            f"and this version reads format {_VERSION}."
         )
-    for key, value in own.items():
-        if isinstance(value, Tensor):
-            found = state[key]
-            if not isinstance(found, Tensor) or found.shape != value.shape:
-                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise ValueError(f"{name}: expected {key!r} of shape {tuple(value.shape)}, got {shape}.")
+    payload = memoryview(data)[start:]
+    if len(payload) != length:
+        raise ValueError(f"path: {name!r} is damaged: it has {len(data)} bytes and should have {start + length}.")
+    if hashlib.sha256(payload).digest() != digest:
+        raise ValueError(f"path: {name!r} is damaged: checksum mismatch.")
+    try:
+        content = torch.load(io.BytesIO(payload), map_location=map_location or "cpu", weights_only=True)
+    except Exception as error:  # what a crafted file can make torch raise is not a short list
+        reason = (str(error).splitlines() or [_kind(error)])[0]
+        raise ValueError(f"path: {name!r} cannot be read as tensors and plain containers: {reason}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"path: {name!r} is no checkpoint of pyro_vsd: it holds a {_kind(content)}.")
+    return content

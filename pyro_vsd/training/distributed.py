@@ -1,4 +1,4 @@
-r"""Many processes: what is left to do beside ``torchrun`` and ``DistributedDataParallel``.
+r"""Several processes: what ``torchrun`` and ``DistributedDataParallel`` leave to do.
 
 The module form of the objective is what torch distributes. Models of ``vsd.nn`` have all parameters from the start;
 hand-written ones call ``guide.setup(x, y)`` first::
@@ -6,7 +6,7 @@ hand-written ones call ``guide.setup(x, y)`` first::
     torch.distributed.init_process_group()
     model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=len(whole_training_set))
     guide = vsd.VSDGuide(model)
-    vsd.training.distributed.seed_everything(0)                    # other noise in each process
+    vsd.training.distributed.seed_everything(0)                    # different noise in each process
     loss = DistributedDataParallel(vsd.VSD_ELBO()(model, guide))   # the same start in each process
     optimizer = torch.optim.Adam(guide.parameter_groups())
     loader = DataLoader(data, 100, sampler=DistributedSampler(data))
@@ -18,25 +18,28 @@ the mean of the gradients over P processes is the gradient for the PB rows toget
           = -\frac{N}{PB} \sum_n \log p(y_n \mid x_n, W) + \mathrm{KL}
 """
 
+import math
 import random
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
-import numpy
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributions import Distribution
-from torch.utils._pytree import tree_leaves, tree_map
 
 from pyro_vsd import infer
+from pyro_vsd._utils import mix_seed, num_rows, take_rows, tensors_in
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
-from pyro_vsd.training.batches import epoch_seed
 
-__all__ = ["predict", "seed_everything"]
+__all__ = ["Group", "predict", "seed_everything"]
+
+_T = TypeVar("_T")
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds torch, NumPy and Python from ``seed`` and the number of the process, so that each draws its own noise.
+    """Seeds torch, NumPy and Python from ``seed`` and the rank of the process, so that each draws its own noise.
 
     >>> seed_everything(0)
     >>> first = torch.rand(1)
@@ -44,52 +47,44 @@ def seed_everything(seed: int) -> None:
     >>> torch.equal(torch.rand(1), first)
     True
     """
-    mixed = epoch_seed(seed, _rank())
+    mixed = mix_seed(seed, Group().rank)
     torch.manual_seed(mixed)
-    numpy.random.seed(mixed % 2**32)
+    np.random.seed(mixed % 2**32)
     random.seed(mixed)
 
 
 def predict(model: Any, guide: Any, *inputs: Any, seed: int | None = None, **options: Any) -> Prediction:
     """:func:`pyro_vsd.predict` with the rows split over the processes; each gets the whole prediction.
 
-    All processes must call it, with the same inputs. Where there is one process it is ``vsd.predict`` itself. Rows have
-    the same law as there, but other draws, except with ``coherent=True``: there all rows of a sample share one draw.
+    All processes must call it, with the same inputs. In one process it is ``vsd.predict`` itself. In several, rows have
+    the same distribution but different draws, except with ``coherent=True``, where all rows of a sample share one draw.
 
     :param inputs: tensors whose first dimension counts the rows, and other arguments.
     :param options: those of ``vsd.predict``.
 
-    >>> import pyro_vsd as vsd
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
     torch.Size([5, 3])
     """
-    if _size() == 1:
+    group = Group()
+    if group.size == 1:
         return infer.predict(model, guide, *inputs, seed=seed, **options)
-    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if not leaves:
-        raise ValueError("inputs: expected at least one tensor whose first dimension counts the rows, got none.")
-    if seed is None:
-        drawn = [int(torch.randint(2**62, ()).item())]
-        dist.broadcast_object_list(drawn)
-        seed = drawn[0]
-    own = len(leaves[0]) * torch.tensor([_rank(), _rank() + 1]) // _size()
-    start, stop = own.tolist()
-    part: Prediction | None = None
-    failed: str | None = None
-    if stop > start:
-        rows = tree_map(lambda v: v[start:stop] if isinstance(v, Tensor) and v.dim() > 0 else v, inputs)
-        own_seed = seed if options.get("coherent") else epoch_seed(seed, _rank())
+    rows = num_rows(inputs, "inputs")
+    seed = group.same(int(torch.randint(2**62, ()).item()) if seed is None else seed)
+    own = slice(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
+    found: Prediction | str | None = None
+    if own.stop > own.start:
+        own_seed = seed if options.get("coherent") else mix_seed(seed, group.rank)
         try:
-            part = infer.predict(model, guide, *rows, seed=own_seed, **options).to("cpu")
-        except (ValueError, TypeError) as error:  # the others wait for this process: tell them
-            failed = str(error)
-    parts: list[Any] = [None] * _size()
-    dist.all_gather_object(parts, failed or part)
-    for rank, found in enumerate(parts):
-        if isinstance(found, str):
-            raise ValueError(f"process {rank}: {found}")
-    return join([p for p in parts if p is not None]).to(leaves[0].device)
+            found = infer.predict(model, guide, *take_rows(inputs, own), seed=own_seed, **options).to("cpu")
+        except (ValueError, TypeError) as error:  # all processes wait for this one: they raise the same
+            found = str(error)
+    parts = group.gather(found)
+    for rank, part in enumerate(parts):
+        if isinstance(part, str):
+            raise ValueError(f"process {rank}: {part}")
+    device = next(tensor.device for tensor in tensors_in(inputs) if tensor.dim())
+    return join([part for part in parts if isinstance(part, Prediction)]).to(device)
 
 
 def join(parts: list[Prediction]) -> Prediction:
@@ -118,8 +113,7 @@ class _Rows(Distribution):
 
     def __init__(self, parts: list[Any]):
         self.parts = parts
-        num_rows = sum(part.batch_shape[1] for part in parts)
-        shape = torch.Size((parts[0].batch_shape[0], num_rows))
+        shape = torch.Size((parts[0].batch_shape[0], sum(part.batch_shape[1] for part in parts)))
         super().__init__(shape, parts[0].event_shape, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -127,13 +121,98 @@ class _Rows(Distribution):
         return torch.cat([part.log_prob(piece) for part, piece in zip(self.parts, pieces, strict=True)], 1)
 
 
-def _active() -> bool:
-    return dist.is_available() and dist.is_initialized()
+class Group:
+    """All processes of torch's default process group. Without one it is a group of one that sends nothing.
+
+    Inside of ``with Group() as group`` flags and objects travel by gloo, on the CPU: no device has to be waited for.
+
+    >>> group = Group()
+    >>> group.rank, group.size, group.any(True), group.gather("mine")
+    (0, 1, True, ['mine'])
+    """
+
+    def __init__(self) -> None:
+        active = dist.is_available() and dist.is_initialized()
+        self.rank: int = dist.get_rank() if active else 0
+        self.size: int = dist.get_world_size() if active else 1
+        self._channel: Any = None
+
+    def __enter__(self) -> "Group":
+        if self.size > 1:
+            self._channel = dist.new_group(backend="gloo")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._channel is not None and dist.is_initialized():
+            dist.destroy_process_group(self._channel)
+            self._channel = None
+
+    def gather(self, value: _T) -> list[_T]:
+        """The values of all processes, in their order, in each of them."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._channel)
+        return values
+
+    def same(self, value: _T) -> _T:
+        """The first process's value, in all of them."""
+        return self.gather(value)[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor(int(flag))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._channel)
+        return bool(found)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over all processes; on a GPU nothing waits for it."""
+        if self.size == 1:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def mean_record(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The mean over all processes of each number in a nested dict."""
+        return _means(self.gather(record)) if self.size > 1 else record
+
+    def wrap(self, loss: nn.Module) -> nn.Module:
+        """The module whose gradients are the means over all processes, and whose start is the first one's."""
+        return nn.parallel.DistributedDataParallel(loss) if self.size > 1 else loss
+
+    def share_buffers(self, module: Any) -> None:
+        """Gives all processes the running statistics of the first."""
+        if self.size > 1 and isinstance(module, nn.Module):
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
+    def in_step(self, steps: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        """The batches of each step; raises in all processes where some have run out of them."""
+        done = 0
+        while True:
+            batches = next(steps, [])
+            counts = self.gather(len(batches))
+            if len(set(counts)) > 1:
+                raise ValueError(
+                    f"data must have the same number of batches in each process; one has {done + min(counts)}. Give "
+                    "each process as many rows, as DistributedSampler does."
+                )
+            if not batches:
+                return
+            done += len(batches)
+            yield batches
 
 
-def _rank() -> int:
-    return dist.get_rank() if _active() else 0
-
-
-def _size() -> int:
-    return dist.get_world_size() if _active() else 1
+def _means(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """
+    >>> _means([{"loss": 1.0, "kl": {"w": 2.0}}, {"loss": 3.0, "kl": {"w": 2.0}}])
+    {'loss': 2.0, 'kl': {'w': 2.0}}
+    """
+    result: dict[str, Any] = {}
+    for key, value in records[0].items():
+        found = [record[key] for record in records]
+        result[key] = _means(found) if isinstance(value, dict) else math.fsum(found) / len(found)
+    return result

@@ -1,22 +1,93 @@
-"""The training loop for those who want one."""
+"""The training loop: ``vsd.fit``."""
 
 import contextlib
+import math
 import os
+import signal
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from pyro.infer import SVI
+from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
+from torch import nn, optim
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from tqdm import tqdm
 
-from pyro_vsd.infer import VSD_ELBO
-from pyro_vsd.training.batches import Batches, epoch_seed
-from pyro_vsd.training.group import Group
-from pyro_vsd.training.history import History
-from pyro_vsd.training.loop import Checkpoint, Loop
-from pyro_vsd.training.stopping import EarlyStopping, Interrupt, Monitor
+from pyro_vsd._utils import check_choice, check_integer, check_nonnegative, map_tensors, mix_seed
+from pyro_vsd.infer import VSD_ELBO, predict
+from pyro_vsd.metrics import Report, Stream
+from pyro_vsd.training.checkpoint import (
+    check_rng_state,
+    get_rng_state,
+    load_checkpoint,
+    loose_parameters,
+    save_checkpoint,
+    set_loose_parameters,
+    set_rng_state,
+)
+from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
+from pyro_vsd.training.distributed import Group
+from pyro_vsd.training.history import EpochMeans, History
 
-__all__ = ["fit"]
+__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "make_optimizer", "steps_not_counted"]
+
+# Away from the CPU, looking at the loss waits for the device: only this often.
+LOOK_EVERY = 50
+# One rate for all: noise variances that learn several times faster than the weights collapse where the KL is light.
+_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often :func:`~pyro_vsd.training.fit` saves.
+
+    :param path: the file, replaced at each save.
+    :param every_epochs: epochs between saves.
+    :param every_steps: steps between saves inside an epoch, for long ones.
+    :param resume: whether to continue from the file if it exists; if not, it is overwritten.
+    """
+
+    path: str | os.PathLike[str]
+    every_epochs: int = 1
+    every_steps: int | None = None
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        check_integer("every_epochs", self.every_epochs, 1)
+        if self.every_steps is not None:
+            check_integer("every_steps", self.every_steps, 1)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Ends training after ``patience`` epochs without a better value of a metric, and restores the best state.
+
+    :param patience: epochs to wait for something better.
+    :param metric: one of the validation metrics, or ``"loss"``. By default ``nll`` or ``log_likelihood``, whichever the
+        validation has.
+    :param min_delta: a better value is better by more than this.
+    :param mode: ``"min"`` or ``"max"``, for metrics that ``vsd.metrics`` does not know.
+
+    >>> EarlyStopping(patience=5, metric="ece")
+    EarlyStopping(patience=5, metric='ece', min_delta=0.0, mode=None)
+    """
+
+    patience: int = 10
+    metric: str | None = None
+    min_delta: float = 0.0
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("patience", self.patience, 1)
+        check_nonnegative("min_delta", self.min_delta)
+        if self.mode is not None:
+            check_choice("mode", self.mode, ("min", "max"))
 
 
 def fit(
@@ -29,7 +100,7 @@ def fit(
     scheduler: Any = None,
     scheduler_interval: str = "epoch",
     elbo: Any = None,
-    batch_size: int = 100,
+    batch_size: int = BATCH_SIZE,
     accumulate: int = 1,
     validation: Any = None,
     validation_samples: int = 20,
@@ -41,97 +112,537 @@ def fit(
 ) -> History:
     """Trains a model and its guide.
 
-    Ctrl-C ends training after the step it is in, saves where there is a checkpoint, and returns the history so far; a
-    second one ends at once. A loss that is not finite raises, naming the site it came from; on the CPU before the
-    parameters are touched. With a checkpoint, calling ``fit`` again in a new process goes on where it was, on the CPU
-    bit for bit.
+    Ctrl-C ends training after the current step, saves if there is a checkpoint, and returns the history so far; a
+    second one ends at once. A loss that is not finite raises and names the site it came from; on the CPU before the
+    parameters are touched. With a checkpoint, calling ``fit`` again in a new process continues the run, on the CPU bit
+    for bit.
 
     Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
     arguments and end with the same parameters and history. Each takes its own rows of each batch and draws its own
     noise; the gradient is that of all their rows together. The first one saves, to a file that all can read, and shows
-    the progress bar. Callbacks are called in each; what stops one stops all.
+    the progress bar. Callbacks are called in each; if one stops, all stop.
 
     :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
-    :param epochs: passes over the data, those before a resumed checkpoint included.
+    :param epochs: passes over the data, including those before a resumed checkpoint.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
         that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all.
         Parameters that a function keeps in Pyro's store need Pyro's optimisers.
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
-        ``ReduceLROnPlateau`` is given what early stopping watches.
+        ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
-    :param elbo: the objective, where a KL weight or its schedule is set: ``VSD_ELBO(kl_weight=…)``.
-    :param batch_size: rows in a batch, of each process; a ``DataLoader`` has its own.
-    :param accumulate: batches behind each step of the optimiser, where memory holds only a part of the rows a step
-        should see. Their losses are averaged, so that the KL counts once; schedules count the optimiser's steps.
-    :param validation: data as above, measured after each epoch by ``vsd.predict`` and ``vsd.metrics.report``; or a
+    :param elbo: the objective, with its KL weight or schedule: ``VSD_ELBO(kl_weight=…)``.
+    :param batch_size: most rows in a batch, of each process. The sizes of an epoch's batches differ by at most one. A
+        ``DataLoader`` has its own.
+    :param accumulate: batches behind each step of the optimiser, if memory holds only a part of the rows of a step.
+        Their losses are averaged, so that the KL counts once. Schedules count the optimiser's steps.
+    :param validation: data as above, evaluated after each epoch by ``vsd.predict`` and ``vsd.metrics.report``; or a
         function ``(model, guide) -> {name: number}``.
     :param validation_samples: posterior samples for these predictions.
     :param early_stopping: epochs to wait for a better validation, or an :class:`EarlyStopping`.
-    :param checkpoint: a path, or a :class:`Checkpoint`. Where the file exists, training goes on from it.
-    :param progress: a progress bar; by default one where somebody watches.
-    :param seed: of the batches' order and the noise. With it torch's global generators are as before afterwards;
-        without, they decide.
+    :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it.
+    :param progress: a progress bar; by default only in a terminal.
+    :param seed: of the order of the rows and of the noise. With a seed, torch's global generators are left as they
+        were; without, they decide.
     :param callbacks: functions of the history, called after each epoch; one that returns ``True`` ends training.
 
-    >>> import pyro_vsd as vsd
     >>> train, test = vsd.datasets.cubic()
     >>> net = vsd.nn.bayesianize(vsd.nn.mlp([1, 10, 1]))
     >>> model = vsd.nn.Regressor(net, num_data=len(train), noise="learned")
-    >>> history = fit(model, vsd.VSDGuide(model), train, epochs=3, validation=test, seed=0)
+    >>> history = vsd.fit(model, vsd.VSDGuide(model), train, epochs=3, validation=test, seed=0)
     >>> len(history), sorted(history[-1])
     (3, ['epoch', 'kl', 'kl_weight', 'log_likelihood', 'loss', 'lr', 'validation'])
     """
-    if not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"epochs: expected an integer >= 1, got {epochs!r}.")
-    if seed is not None and not isinstance(seed, int):
-        raise TypeError(f"seed: expected an integer, got {seed!r}.")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"accumulate: expected an integer >= 1, got {accumulate!r}.")
-    if isinstance(early_stopping, int):
-        early_stopping = EarlyStopping(patience=early_stopping)
+    check_integer("epochs", epochs, 1)
+    check_integer("accumulate", accumulate, 1)
+    if seed is not None:
+        check_integer("seed", seed)
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
-        raise TypeError(f"early_stopping: expected epochs to wait or an EarlyStopping, got {early_stopping!r}.")
-    sound = validation is None or callable(validation) or hasattr(validation, "batches")
-    if not sound and (not hasattr(validation, "__iter__") or isinstance(validation, torch.Tensor)):
-        raise TypeError(f"validation: expected data or a function (model, guide), got a {type(validation).__name__}.")
+        early_stopping = EarlyStopping(patience=early_stopping)
     if early_stopping is not None and validation is None and early_stopping.metric != "loss":
         raise ValueError(
-            "early_stopping: expected validation data to watch, got none. Pass validation=…, or watch the training "
-            "loss: EarlyStopping(metric='loss')."
+            "early_stopping needs validation data. Pass validation=…, or use the training loss: "
+            "EarlyStopping(metric='loss')."
         )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
+    batches = Batches(data, batch_size)
+    if validation is not None and not callable(validation):
+        validation = Batches(validation, name="validation")
+    _check_num_data(model, batches)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    group = Group()
-    with (
-        contextlib.closing(group),
-        contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=devices),
-    ):
+    with Group() as group, contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=devices):
         if seed is not None:
             torch.manual_seed(seed)
         order_seed = group.same(int(torch.randint(2**62, ()).item()) if seed is None else seed)
-        if group.size > 1:  # a script that seeds all processes alike still wants noise of their own
-            torch.manual_seed(epoch_seed(order_seed, group.rank))
-        batches = Batches(data, batch_size, order_seed, group)
-        _check_num_data(model, batches.rows)
+        if group.size > 1:  # a script that seeds all processes alike still wants different noise in each
+            torch.manual_seed(mix_seed(order_seed, group.rank))
+            batches.check_shared(group.size)
         if isinstance(model, nn.Module):
             model.train()
-        elbo = VSD_ELBO() if elbo is None else elbo
-        loop = Loop(model, guide, batches, elbo, Monitor(early_stopping), checkpoint, accumulate)
-        loop.validation, loop.samples, loop.callbacks = validation, validation_samples, list(callbacks)
-        loop.prepare(optimizer, scheduler, scheduler_interval)
+        _set_up(guide, batches, order_seed)
+        run = _Run(
+            model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
+            accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
+        )  # fmt: skip
         if checkpoint is not None and checkpoint.resume and group.same(os.path.exists(checkpoint.path)):
-            loop.resume(seed)
-        with Interrupt() as interrupt:
-            return loop.run(epochs, interrupt, progress)
+            run.resume(seed)
+        with _interrupts() as pressed:
+            return run.train(epochs, pressed, progress)
 
 
-def _check_num_data(model: Any, rows: int | None) -> None:
-    num_data = getattr(model, "num_data", None)
-    if rows is None or num_data is None or num_data == rows:
+def _check_num_data(model: Any, batches: Batches) -> None:
+    num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
+    if rows is not None and num_data is not None and num_data != rows:
+        warnings.warn(
+            f"the model scales the likelihood to num_data={num_data} rows, and the data has {rows}. Make the model "
+            f"with num_data={rows}, unless this is intended.",
+            stacklevel=3,
+        )
+
+
+def _set_up(guide: Any, batches: Batches, seed: int) -> None:
+    """Makes the parameters of a guide that waits for its first batch."""
+    if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
+        setup: Any = getattr(guide, "setup", guide)
+        for first, *_ in batches.steps(0, seed):
+            args, kwargs = arguments(first)
+            with torch.no_grad():
+                setup(*args, **kwargs)
+            return
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The first Ctrl-C is noted in the list, the second one raises.
+
+    An optimiser interrupted in the middle of its step would update only half of the parameters. Replaces Python's own
+    handler only, and in the main thread only.
+    """
+    pressed: list[int] = []
+
+    def press(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield pressed
         return
-    warnings.warn(
-        f"the model weighs the likelihood for num_data={num_data} rows, and the data has {rows}. Make the model with "
-        f"num_data={rows}, unless this is meant.",
-        stacklevel=3,
-    )
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# ---- one step of an optimiser
+
+_Batch = tuple[tuple[Any, ...], dict[str, Any]]
+_Step = Callable[[list[_Batch]], list[dict[str, Any]]]
+
+
+def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.Optimizer | PyroOptim:
+    """:param optimizer: an optimiser, or a function of parameter groups that makes one; ``None`` for Adam."""
+    if optimizer is None and not isinstance(model, nn.Module):
+        # parameters are in Pyro's store, where a torch optimiser finds none
+        return PyroOptim(torch.optim.Adam, {"lr": _RATE})
+    if optimizer is None or (callable(optimizer) and not isinstance(optimizer, (optim.Optimizer, PyroOptim))):
+        if hasattr(guide, "parameter_groups"):
+            groups = guide.parameter_groups(lr=_RATE)
+        else:
+            groups = [{"params": list(elbo(model, guide).parameters()), "lr": _RATE}]
+        if optimizer is None:
+            return torch.optim.Adam(groups)
+        # without learning rates: those of a group would override the function's own
+        optimizer = optimizer([{k: v for k, v in group.items() if k != "lr"} for group in groups])
+    if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
+        raise TypeError(
+            "optimizer must be one of torch.optim or pyro.optim, or a function of parameter groups that makes one, not "
+            f"a {type(optimizer).__name__}."
+        )
+    return optimizer
+
+
+@contextlib.contextmanager
+def steps_not_counted(elbo: Any) -> Iterator[None]:
+    """Evaluations inside do not advance a KL schedule: whoever steps the optimiser counts."""
+    before = getattr(elbo, "auto_step", None)
+    if before is not None:
+        elbo.auto_step = False
+    try:
+        yield
+    finally:
+        if before is not None:
+            elbo.auto_step = before
+
+
+def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
+    if hasattr(elbo, "check_finite"):
+        elbo.check_finite()  # names the site
+    if not math.isfinite(float(loss)):
+        raise ValueError(f"the loss is {float(loss)}{where}. Lower the learning rate or look at the data.")
+
+
+def _terms(elbo: Any, loss: Any) -> dict[str, Any]:
+    return getattr(elbo, "terms", None) or {"loss": loss}
+
+
+def _torch_step(objective: nn.Module, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
+    """A step on the mean of the losses of some batches; for each the terms of its loss.
+
+    The mean of k losses, each the likelihood of B rows times N / B and the KL, is the loss of the k B rows together:
+    the KL counts once.
+    """
+    loss_module: Any = group.wrap(objective)
+    where = " in a different process" if group.size > 1 else ""
+    evaluations = count(1)
+
+    def step(batches: list[_Batch]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+
+        def closure() -> Any:
+            optimizer.zero_grad(set_to_none=True)
+            # Around all of fit, autocast would keep its first copies of the parameters.
+            torch.clear_autocast_cache()
+            found.clear()
+            total: Any = 0.0
+            for number, (args, kwargs) in enumerate(batches, 1):
+                # processes exchange the gradients with the last batch
+                silent = group.size > 1 and number < len(batches)
+                with loss_module.no_sync() if silent else contextlib.nullcontext():
+                    loss = loss_module(*args, **kwargs)
+                    found.append(_terms(elbo, loss.detach()))
+                    agreed = group.mean(loss.detach())
+                    if loss.device.type == "cpu" or next(evaluations) % LOOK_EVERY == 0:
+                        _check_finite(elbo, agreed, where)  # before the parameters are touched
+                    (loss if len(batches) == 1 else loss / len(batches)).backward()
+                total = total + agreed / len(batches)
+            return total
+
+        with steps_not_counted(elbo):
+            optimizer.step(closure)
+        if isinstance(elbo, VSD_ELBO):
+            elbo.step += 1
+        torch.clear_autocast_cache()
+        return found
+
+    return step
+
+
+def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step:
+    """A step of ``SVI``, which counts it."""
+    svi = SVI(model, guide, optimizer, elbo)
+
+    def step(batches: list[_Batch]) -> list[dict[str, Any]]:
+        ((args, kwargs),) = batches
+        loss = svi.step(*args, **kwargs)
+        torch.clear_autocast_cache()
+        _check_finite(elbo, loss)
+        return [_terms(elbo, loss)]
+
+    return step
+
+
+# ---- the loop
+
+# What a checkpoint holds of a run, and of each process, beside the states of model, guide, optimiser and ELBO.
+_OF_RUN = ("seed", "done", "history", "best", "best_epoch", "best_states")
+_OF_PROCESS = ("rng", "loader", "epoch_start", "means")
+
+
+class _Run:
+    """One call of ``fit``: its options, and where it is.
+
+    :ivar epoch: finished epochs.
+    :ivar step: finished steps.
+    :ivar done: finished steps of the current epoch.
+    """
+
+    def __init__(
+        self, model: Any, guide: Any, elbo: Any, batches: Batches, optimizer: Any, scheduler: Any, interval: str,
+        accumulate: int, validation: Any, samples: int, stopping: EarlyStopping | None, checkpoint: Checkpoint | None,
+        callbacks: list[Callable[[History], Any]], seed: int, group: Group,
+    ):  # fmt: skip
+        check_choice("scheduler_interval", interval, ("epoch", "batch"))
+        self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
+        self.accumulate, self.validation, self.samples, self.stopping = accumulate, validation, samples, stopping
+        self.checkpoint, self.callbacks, self.seed, self.group = checkpoint, callbacks, seed, group
+        self.modules = {k: m for k, m in (("model", model), ("guide", guide)) if isinstance(m, nn.Module)}
+        self.device = (
+            next((p.device for p in self.modules["guide"].parameters()), None) if "guide" in self.modules else None
+        )
+        self.optimizer = make_optimizer(model, guide, elbo, optimizer)
+        self.scheduler = self._make_scheduler(scheduler)
+        if isinstance(self.optimizer, PyroOptim):
+            self._take = _pyro_step(model, guide, elbo, self.optimizer)
+        else:
+            self._take = _torch_step(self._objective(self.optimizer), elbo, self.optimizer, group)
+        self.epoch = self.step = self.done = 0
+        self.history, self.means = History(), EpochMeans()
+        self.best, self.best_epoch = math.inf, 0
+        self.best_states: dict[str, Any] | None = None
+        self.epoch_start: dict[str, Any] | None = None  # generators as they were when the epoch began
+        self.saved: tuple[int, int] | None = None  # epoch and steps of the last save
+
+    def _make_scheduler(self, scheduler: Any) -> Any:
+        if isinstance(self.optimizer, PyroOptim):
+            if scheduler is not None:
+                raise ValueError(
+                    "scheduler cannot be combined with an optimizer of Pyro, whose schedulers are optimizers: "
+                    "optimizer=pyro.optim.ExponentialLR({'optimizer': torch.optim.Adam, …})."
+                )
+            if self.accumulate > 1 or self.group.size > 1:
+                raise ValueError(
+                    "optimizer must be one of torch.optim for accumulate > 1 or several processes: Pyro's step by the "
+                    "gradient of each batch. Pass optimizer=torch.optim.Adam; parameters must be those of modules."
+                )
+        elif scheduler is not None and not hasattr(scheduler, "step"):
+            scheduler = scheduler(self.optimizer)
+        if getattr(scheduler, "optimizer", self.optimizer) is not self.optimizer:
+            raise ValueError("scheduler is attached to a different optimizer.")
+        return scheduler
+
+    def _objective(self, optimizer: optim.Optimizer) -> nn.Module:
+        objective: nn.Module = self.elbo(self.model, self.guide)
+        own = {id(p) for p in self.modules.get("guide", objective).parameters()}
+        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError(
+                "optimizer holds none of the guide's parameters. Use guide.parameter_groups(), after guide.setup(x, y) "
+                "for hand-written models, or pass a function that makes the optimizer: optimizer=torch.optim.Adam."
+            )
+        return objective
+
+    def train(self, epochs: int, pressed: list[int], progress: bool | None) -> History:
+        per_epoch = self.batches.num_steps(self.accumulate, self.group.size)
+        if self.group.rank:
+            progress = False
+        with tqdm(
+            total=per_epoch and epochs * per_epoch, initial=self.step, desc="fit", unit="step",
+            disable=None if progress is None else not progress,
+        ) as bar:  # fmt: skip
+            stopped = "epochs"
+            while self.epoch < epochs and not self._exhausted() and stopped == "epochs":
+                stopped = self._train_epoch(pressed, bar)
+        if stopped == "epochs" and self._exhausted():
+            stopped = "early_stopping"
+        self.history.stopped = stopped
+        self.group.share_buffers(self.model)
+        self._save()
+        if stopped != "interrupt" and self.best_states is not None:
+            for name, module in self.modules.items():
+                module.load_state_dict(self.best_states[name])
+            set_loose_parameters(self.best_states["params"])()
+            self.history.best_epoch = self.best_epoch
+        return self.history
+
+    def _exhausted(self) -> bool:
+        return self.stopping is not None and self.epoch - self.best_epoch >= self.stopping.patience
+
+    def _train_epoch(self, pressed: list[int], bar: Any) -> str:
+        """Trains to the end of the epoch or to an interrupt: why to stop, or ``"epochs"``."""
+        for batches in self._rest_of_epoch():
+            for terms in self._take([arguments(batch, self.device) for batch in batches]):
+                self.means.add(terms)
+            if self.scheduler is not None and self.interval == "batch":
+                self.scheduler.step()
+            self.done, self.step = self.done + 1, self.step + 1
+            bar.update()
+            every = self.checkpoint.every_steps if self.checkpoint else None
+            if every and self.step % every == 0:
+                self._save()
+            if self.group.any(bool(pressed)):
+                return "interrupt"
+        if not self.done:
+            raise ValueError("data has no batch: is the DataLoader empty?")
+        stopped = self._end_epoch(bar)
+        if self.checkpoint is not None and self.epoch % self.checkpoint.every_epochs == 0:
+            self._save()
+        found = self.group.gather("interrupt" if pressed else stopped)
+        return next((reason for reason in ("interrupt", "callback") if reason in found), "epochs")
+
+    def _rest_of_epoch(self) -> Iterator[list[Any]]:
+        now: dict[str, Any] = {"rng": get_rng_state(), "loader": self.batches.state()}
+        if self.epoch_start is not None:  # resumed inside the epoch: the same batches again, up to where it was
+            set_rng_state(self.epoch_start["rng"])
+            self.batches.set_state(self.epoch_start["loader"])
+        else:
+            self.epoch_start = now
+        steps = self.batches.steps(self.epoch, self.seed, self.accumulate, self.group.rank, self.group.size)
+        for _ in range(self.done):
+            next(steps)
+        if self.done:
+            set_rng_state(now["rng"])
+        return self.group.in_step(steps) if self.group.size > 1 and self.batches.is_loader else steps
+
+    def _end_epoch(self, bar: Any) -> str:
+        self.group.share_buffers(self.model)
+        record = {"epoch": self.epoch + 1, **self.group.mean_record(self.means.record())}
+        _check_finite(self.elbo, record["loss"])
+        self._check_parameters()
+        if isinstance(self.optimizer, optim.Optimizer):
+            record["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        if self.validation is not None:
+            record["validation"] = self._validate()
+        value = _watched(record, self.stopping)
+        self._step_scheduler(value)
+        self.epoch, self.done, self.means, self.epoch_start = self.epoch + 1, 0, EpochMeans(), None
+        better = self.stopping and (self.best == math.inf or value < self.best - self.stopping.min_delta)
+        if better and math.isfinite(value):
+            self.best, self.best_epoch, self.best_states = value, self.epoch, self._states()
+        self.history.append(record)
+        bar.set_postfix({"epoch": self.epoch, "loss": f"{record['loss']:.4g}"}, refresh=False)
+        try:
+            stop = [callback(self.history) is True for callback in self.callbacks]
+        except KeyboardInterrupt:
+            return "interrupt"
+        return "callback" if any(stop) else "epochs"
+
+    def _step_scheduler(self, value: float) -> None:
+        """:param value: the metric in which a plateau shows, lower is better."""
+        if isinstance(self.optimizer, PyroLRScheduler):
+            plateau = self.optimizer.pt_scheduler_constructor is ReduceLROnPlateau
+            self.optimizer.step(*([value] if plateau else []))
+        elif isinstance(self.scheduler, ReduceLROnPlateau) and self.interval == "epoch":
+            self.scheduler.step(-value if self.scheduler.mode == "max" else value)
+        elif self.scheduler is not None and self.interval == "epoch":
+            self.scheduler.step()
+
+    def _validate(self) -> dict[str, float]:
+        if not isinstance(self.validation, Batches):
+            return self.group.same(_metrics(self.validation(self.model, self.guide)))
+        # Always the same noise: the differences between epochs are those of the parameters.
+        seed = mix_seed(self.seed, -2)
+        stream = Stream()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for batch in self.validation.share(self.group.rank, self.group.size):
+                args, kwargs = arguments(batch, self.device)
+                if kwargs or len(args) < 2:
+                    raise ValueError("validation must give batches (x, y), inputs before the target.")
+                options: dict[str, Any] = {"num_samples": self.samples, "seed": seed, "progress": False}
+                stream.update(predict(self.model, self.guide, *args[:-1], **options), args[-1])
+        return Stream.merged(self.group.gather(stream)).compute().to_dict()
+
+    # ---- states
+
+    def _check_parameters(self) -> None:
+        """A gradient can overflow where the loss does not: such parameters are neither saved nor returned."""
+        for module in self.modules.values():
+            for name, value in module.named_parameters():
+                if not bool(value.isfinite().all()):
+                    raise ValueError(
+                        f"parameter {name!r} has NaN or infinite entries after {self.step} steps. Lower the learning "
+                        "rate or scale the data."
+                    )
+
+    def _states(self) -> dict[str, Any]:
+        """Copies of all parameters and buffers."""
+        states: dict[str, Any] = {name: dict(module.state_dict()) for name, module in self.modules.items()}
+        states["params"] = loose_parameters(self.optimizer, self.modules, everything=False)
+        copied: dict[str, Any] = map_tensors(lambda tensor: tensor.detach().clone(), states)
+        return copied
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("model", "guide", "optimizer", "scheduler", "elbo")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _shape(self) -> list[Any]:
+        """What decides the batches of an epoch."""
+        return [self.batches.batch_size, self.batches.num_rows, self.accumulate]
+
+    def _save(self) -> None:
+        if self.checkpoint is None or self.saved == (self.epoch, self.done):
+            return
+        self._check_parameters()
+        self.saved = self.epoch, self.done
+        own = {
+            "rng": get_rng_state(), "loader": self.batches.state(), "epoch_start": self.epoch_start,
+            "means": vars(self.means),
+        }  # fmt: skip
+        # Noise and sums are each process's own. The rest is the same in all, and the first one saves it.
+        state = {name: getattr(self, name) for name in _OF_RUN}
+        state |= {"shape": self._shape(), "processes": self.group.gather(own)}
+        if self.group.rank == 0:
+            save_checkpoint(
+                self.checkpoint.path, **self._parts(), epoch=self.epoch, step=self.step, extra={"fit": state}
+            )
+        self.group.any(False)  # nobody continues before the file is there
+
+    def resume(self, seed: int | None) -> None:
+        """Continues from the checkpoint. Nothing is changed unless all of it fits."""
+        assert self.checkpoint is not None
+        path = os.fspath(self.checkpoint.path)
+        content = load_checkpoint(path, rng=False)
+        state: Any = content["extra"].get("fit") if isinstance(content["extra"], dict) else None
+        _check_fields(path, state, (*_OF_RUN, "shape", "processes"))
+        if seed is not None and seed != state["seed"]:
+            raise ValueError(
+                f"seed: the run in {path!r} has seed {state['seed']}, not {seed}. Use a different path for a different "
+                "run, or Checkpoint(path, resume=False)."
+            )
+        if state["done"] and state["shape"] != self._shape():
+            raise ValueError(
+                f"checkpoint: {path!r} was saved inside an epoch with batch_size, number of rows and accumulate "
+                f"{state['shape']}; these are {self._shape()} now."
+            )
+        if len(state["processes"]) != self.group.size:
+            raise ValueError(
+                f"checkpoint: {path!r} was written by {len(state['processes'])} processes, and this run has "
+                f"{self.group.size}. Start as many; or read the parameters with load_checkpoint and begin a new run "
+                "with a different path."
+            )
+        own = state["processes"][self.group.rank]
+        _check_fields(path, own, _OF_PROCESS)
+        _check_fields(path, own["means"], tuple(vars(self.means)))
+        check_rng_state(own["rng"])
+        if state["done"]:
+            _check_fields(path, own["epoch_start"], ("rng", "loader"))
+            check_rng_state(own["epoch_start"]["rng"])
+        load_checkpoint(path, **self._parts())
+        set_rng_state(own["rng"])
+        self.batches.set_state(own["loader"])
+        for name in _OF_RUN:
+            setattr(self, name, state[name])
+        self.history, self.means, self.epoch_start = (
+            History(state["history"]),
+            EpochMeans(**own["means"]),
+            own["epoch_start"],
+        )
+        self.epoch, self.step = content["epoch"], content["step"]
+        self.saved = self.epoch, self.done
+
+
+def _check_fields(path: str, state: Any, fields: tuple[str, ...]) -> None:
+    if not isinstance(state, dict) or set(state) != set(fields):
+        raise ValueError(
+            f"checkpoint: {path!r} is not of this version of fit, whose fields are {list(fields)}. Read the parameters "
+            "with load_checkpoint, and pass a different path or Checkpoint(path, resume=False)."
+        )
+
+
+def _watched(record: dict[str, Any], stopping: EarlyStopping | None) -> float:
+    """The metric that early stopping and plateaus use, with its sign changed if higher is better."""
+    metrics = {"loss": record["loss"], **record.get("validation", {})}
+    name, mode = (stopping.metric, stopping.mode) if stopping else (None, None)
+    if name is None:
+        name = next((n for n in ("nll", "log_likelihood") if n in metrics), None if stopping else "loss")
+    if name is None or name not in metrics:
+        raise ValueError(f"early_stopping: metric must be one of {list(metrics)}, not {name!r}.")
+    better = mode or ("lower" if name == "loss" else Report({}, num_rows=0).better(name))
+    if not better.startswith(("min", "max", "lower", "higher")):
+        raise ValueError(f"early_stopping needs a mode for the metric {name!r}: EarlyStopping(mode='min' or 'max').")
+    value = float(metrics[name])
+    return -value if better.startswith(("max", "higher")) else value
+
+
+def _metrics(found: Any) -> dict[str, float]:
+    """What a validation function returned, as numbers by name."""
+    try:
+        if not isinstance(found, Mapping):
+            raise TypeError
+        return {name: float(value) for name, value in found.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"validation must return a number for each name, as {{'nll': 0.5}} or vsd.metrics.report, not {found!r}."
+        ) from None

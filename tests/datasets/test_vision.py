@@ -140,14 +140,14 @@ def test_options(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_missing_files_say_what_to_do(name, tmp_path):
-    with pytest.raises(FileNotFoundError, match="Pass download=True, or the folder that torchvision.datasets"):
+    with pytest.raises(FileNotFoundError, match=r"\bdownload\b"):
         getattr(datasets, name)(tmp_path)
 
 
 def test_cifar100_test_half_alone(tmp_path, monkeypatch):
     _, (images, labels) = write_cifar100(tmp_path, monkeypatch)
     (tmp_path / "cifar-100-python" / "train").unlink()
-    with pytest.raises(FileNotFoundError, match="For its test half alone pass test_only=True"):
+    with pytest.raises(FileNotFoundError, match=r"\btest_only\b"):
         datasets.cifar100(tmp_path)
     train, test = datasets.cifar100(tmp_path, test_only=True)
     assert train.x.shape == (0, 3, 32, 32)
@@ -156,12 +156,12 @@ def test_cifar100_test_half_alone(tmp_path, monkeypatch):
 
 
 def test_cifar100_test_half_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="Pass the folder that holds cifar-100-python as root"):
+    with pytest.raises(FileNotFoundError, match="cifar-100-python"):
         datasets.cifar100(tmp_path, test_only=True)
 
 
 def test_cifar100_test_half_is_not_downloaded_alone(tmp_path):
-    with pytest.raises(ValueError, match="expected download=False with test_only=True"):
+    with pytest.raises(ValueError, match=r"\btest_only\b"):
         datasets.cifar100(tmp_path, test_only=True, download=True)
 
 
@@ -170,11 +170,11 @@ class Hostile:
         return os.system, ("true",)
 
 
-def test_cifar100_refuses_a_hostile_pickle(tmp_path):
+def test_cifar100_raises_for_a_hostile_pickle(tmp_path):
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     (folder / "test").write_bytes(pickle.dumps({"data": Hostile()}))
-    with pytest.raises(pickle.UnpicklingError, match="expected arrays, numbers and strings, got posix.system"):
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.system"):
         datasets.cifar100(tmp_path, test_only=True)
 
 

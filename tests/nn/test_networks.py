@@ -58,13 +58,25 @@ def test_halves_of_resnet_resolution():
     assert sizes == [(64, 32, 32), (128, 16, 16), (256, 8, 8), (512, 4, 4)]
 
 
-@pytest.mark.parametrize("sizes", [[], [3], [3, 0, 1]])
+@pytest.mark.parametrize("sizes", [[], [3], [3, 0, 1], [3, 2.5]])
 def test_bad_sizes(sizes):
     with pytest.raises(ValueError, match=r"\bsizes\b"):
         mlp(sizes)
 
 
-@pytest.mark.parametrize(("make", "size"), [(convnet, 3), (alexnet, 8), (lenet5, 0)])
+@pytest.mark.parametrize(("make", "size"), [(convnet, 3), (alexnet, 28), (lenet5, 0)])
 def test_images_too_small(make, size):
     with pytest.raises(ValueError, match=r"\bimage_size\b"):
         make(image_size=size)
+
+
+@pytest.mark.parametrize(("make", "size"), [(convnet, 4), (alexnet, 29), (lenet5, 1)])
+def test_smallest_images(make, size):
+    net = make(image_size=size)
+    assert net(torch.randn(2, net.conv1.in_channels, size, size)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("make", [convnet, resnet18, preresnet110])
+def test_bad_counts(make):
+    with pytest.raises(ValueError, match=r"\bnum_classes\b"):
+        make(num_classes=0)

@@ -74,7 +74,7 @@ def test_what_stops_one_stops_both(pair):
 
 
 def test_early_stopping_is_agreed(pair):
-    """The measure is another in each process; the first one's counts."""
+    """The metric differs between the processes; the first one's counts."""
     for found in pair:
         assert (found["early"]["stopped"], found["early"]["best_epoch"]) == ("early_stopping", 1)
         assert found["early"]["history"][0]["validation"] == {"nll": 0.0}
@@ -98,24 +98,24 @@ def test_the_first_saves_and_shows(pair):
     assert pair[1]["shown"] == ""
 
 
-def test_another_number_of_processes_is_told(pair, folder):
+def test_a_different_number_of_processes(pair, folder):
     model = cases.batch_norm()
     guide = workers.vsd.VSDGuide(model)
-    with pytest.raises(ValueError, match="expected as many processes as wrote .*run.ckpt', 2, got 1. Start with as"):
+    with pytest.raises(ValueError, match=r"\bcheckpoint\b.*\bprocesses\b"):
         fit(model, guide, cases.data(), epochs=9, batch_size=4, checkpoint=folder / "run.ckpt", seed=0)
     assert load_checkpoint(folder / "run.ckpt", model=model, guide=guide)["epoch"] == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "messages"),
+    ("name", "words"),
     [
-        ("spoilt", {"expected a finite loss, got nan: the log-lik", "expected a finite loss, got nan in another proc"}),
-        ("uneven", {"data: expected the same number of batches in each process, got [2, 3]"}),
-        ("plain", {"data: expected a DataLoader with a DistributedSampler for 2 processes, got one that gives each"}),
-        ("pyro", {"optimizer: expected one of torch.optim with 2 processes, got one of Pyro"}),
+        ("spoilt", {"'y'", "different process"}),  # the process of the row, and the other one
+        ("uneven", {"data"}),
+        ("plain", {"data"}),
+        ("pyro", {"optimizer"}),
     ],
-)  # fmt: skip
-def test_errors_reach_both(pair, name, messages):
+)
+def test_errors_reach_both(pair, name, words):
     found = [each["errors"][name] for each in pair]
-    assert all(any(text.startswith(message) for message in messages) for text in found), found
-    assert all(any(text.startswith(message) for text in found) for message in messages), found
+    assert all(any(word in text for word in words) for text in found), found
+    assert all(any(word in text for text in found) for word in words), found

@@ -1,10 +1,11 @@
-"""A diagnosis tells sick trainings from healthy ones, changes nothing, and takes data and models in all their forms."""
+"""A diagnosis finds what is wrong with a training run, changes nothing, and takes models and data in all forms."""
 
 import copy
+import json
 import math
 import random
 
-import numpy
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -13,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_vsd as vsd
 from pyro_vsd.diagnosis import Diagnosis, Finding, diagnose
-from pyro_vsd.diagnosis.prediction import samples_needed
-from tests.diagnosis.trainings import SICK, classes, train
+from tests.diagnosis.training_runs import SICK, classes, train
 
 SEEDS = [pytest.param(seed, marks=[] if seed == 0 else pytest.mark.slow) for seed in range(3)]
 CODES = {code for _, code in SICK.values()}
@@ -43,11 +43,11 @@ def healthy():
     torch.set_default_dtype(previous)
 
 
-# Sick and healthy.
+# ---- healthy and not
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_healthy_training_is_called_healthy(seed):
+def test_a_healthy_training_run_is_called_healthy(seed):
     model, guide, elbo, data, held_out = train(seed)
     report = diagnose(model, guide, data, held_out, elbo=elbo, batch_size=50)
     assert report.healthy, report
@@ -55,42 +55,36 @@ def test_a_healthy_training_is_called_healthy(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", SICK)
-def test_a_sick_training_is_told_by_its_own_finding(kind, seed):
+def test_what_is_wrong_has_its_own_finding(kind, seed):
     change, code = SICK[kind]
     model, guide, elbo, data, held_out = train(seed, **change)
     report = diagnose(model, guide, data, held_out, elbo=elbo, batch_size=50)
     assert report.codes & CODES == {code}, report
 
 
-# Wrong by construction.
+# ---- mistakes in the setup
 
 
-def test_equal_droprates_with_reflections():
+def test_equal_noise_variances_with_reflections():
     report = quick(*untrained(init_alpha_spread=0.0, num_reflections=2))
     found = [finding for finding in report.findings if finding.code == "alpha_equal"]
     assert [finding.site for finding in found] == ["net.0.weight", "net.2.weight"]
     assert found[0].severity == "error"
-    assert "all alpha are equal, so the 2 reflections can do nothing" in found[0].text
 
 
 @pytest.mark.parametrize("options", [{"init_alpha_spread": 0.5}, {"init_alpha_spread": 0.0, "num_reflections": 0}])
-def test_spread_or_independent_droprates_are_no_mistake(options):
+def test_spread_or_independent_noise_is_no_mistake(options):
     assert "alpha_equal" not in codes(quick(*untrained(**options)))
 
 
 @pytest.mark.parametrize(
-    ("num_data", "severity", "text"),
-    [
-        (50, "error", "num_data is 50, the batch size, but there are 200 rows: the KL counts 4 times too much"),
-        (30, "error", "num_data is 30, but there are 200 rows: the KL counts 6.67 times too much; set num_data=200"),
-        (2000, "error", "num_data is 2000, but there are 200 rows: the KL counts 0.1 times what it should"),
-        (160, "warning", "num_data is 160, but there are 200 rows"),
-    ],
+    ("num_data", "severity", "factor"),
+    [(50, "error", "4"), (30, "error", "6.67"), (2000, "error", "0.1"), (160, "warning", "1.25")],
 )
-def test_num_data_that_is_not_the_number_of_rows(num_data, severity, text):
+def test_num_data_that_is_not_the_number_of_rows(num_data, severity, factor):
     (found,) = [f for f in quick(*untrained(num_data)).findings if f.code == "num_data"]
     assert found.severity == severity
-    assert found.text.startswith(text)
+    assert {str(num_data), "200", factor} <= set(found.text.replace(",", "").split())
 
 
 @pytest.mark.parametrize("num_data", [200, 201])
@@ -111,33 +105,34 @@ def hand_written(scale=None, size=None):
 
 
 @pytest.mark.parametrize(
-    ("model", "text"),
+    ("model", "factor"),
     [
-        (hand_written(), "the likelihood of a batch of 50 has scale 1, but there are 200 rows: the KL counts 4 times"),
-        (hand_written(scale=3.0), "the likelihood is scaled to 150 rows, but there are 200 rows"),
+        (hand_written(), "4"),
+        (hand_written(scale=3.0), "1.33"),
         (hand_written(scale=4.0), None),
         (hand_written(size=200), None),
     ],
 )
-def test_the_scale_of_a_hand_written_model(model, text):
+def test_the_scale_of_a_hand_written_model(model, factor):
     x, y = classes(200, 0)
     report = quick(model, vsd.VSDGuide(model).setup(x, y), (x, y))
     found = [finding.text for finding in report.findings if finding.code == "num_data"]
-    assert (not found) if text is None else found[0].startswith(text)
+    assert (not found) if factor is None else factor in found[0].split()
 
 
-def test_numbers_that_are_not_finite_end_the_diagnosis():
+def test_parameters_that_are_not_finite_end_the_diagnosis():
     model, guide, data = untrained()
     with torch.no_grad():
         dict(guide.named_parameters())["theta.net.0.weight"][0, 0] = math.nan
     report = quick(model, guide, data)
     assert report.codes == {"not_finite"}
-    assert "1 of 60 numbers of theta.net.0.weight are NaN or infinite" in report.findings[0].text
+    assert "theta.net.0.weight" in report.findings[0].text
     assert report.objective["log_likelihood"] is None
-    assert "are not finite" in repr(report)
+    assert len(report.left_out) == 1
+    assert "theta.net.0.weight" in repr(report)
 
 
-# The mean.
+# ---- theta
 
 
 def test_theta_left_out_of_the_optimiser_is_frozen():
@@ -158,9 +153,10 @@ def test_theta_that_grew_has_drifted():
     model, guide, data = untrained()
     with torch.no_grad():
         dict(guide.named_parameters())["theta.net.2.weight"].mul_(20)
-    (found,) = [f for f in quick(model, guide, data).findings if f.code == "theta_drifted"]
+    report = quick(model, guide, data)
+    (found,) = [f for f in report.findings if f.code == "theta_drifted"]
     assert found.site == "net.2.weight"
-    assert "has grown 20 times" in found.text
+    assert report.sites["net.2.weight"]["theta_growth"] == pytest.approx(20)
 
 
 def test_where_theta_started_is_not_known_of_a_hand_written_model():
@@ -171,7 +167,7 @@ def test_where_theta_started_is_not_known_of_a_hand_written_model():
     assert report.sites["w"]["theta_slope"] is not None
 
 
-# Measures.
+# ---- measurements
 
 
 def test_correlated_share_is_that_of_the_dense_covariance(healthy):
@@ -222,24 +218,10 @@ def test_strength_of_the_kl_follows_kl_scale():
     assert weight == pytest.approx(unit)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_samples_needed_of_normal_log_densities(seed):
-    """p_s = exp(s z): the bias of the log-mean is (e^{s²} - 1)/(2 S) per row, its spread over draws far smaller."""
-    torch.manual_seed(seed)
-    needed, curve = samples_needed(0.7 * torch.randn(400, 2000), tolerance=0.001)
-    assert needed == pytest.approx((math.exp(0.49) - 1) / 2 / 0.001, rel=0.25)
-    assert curve[1] > curve[10] > curve[400]
+# ---- kinds of models and of data
 
 
-def test_samples_needed_wants_some():
-    with pytest.raises(ValueError, match="expected at least 4 samples, got 3"):
-        samples_needed(torch.zeros(3, 2))
-
-
-# Kinds of models and of data.
-
-
-def test_regressor_is_measured_by_its_coverage():
+def test_regressor_is_judged_by_its_coverage():
     x = torch.randn(150, 3)
     y = x[:, 0] + 0.3 * torch.randn(150)
     model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 8, 1])), num_data=150, noise=0.01)
@@ -257,7 +239,7 @@ def test_binary_classifier():
     assert report.objective["constant"] == pytest.approx(-math.log(2), abs=0.02)
 
 
-def test_likelihood_of_another_kind_leaves_the_constant_out():
+def test_other_likelihoods_have_no_constant():
     def model(x, y=None):
         w = pyro.sample("w", dist.Normal(torch.zeros(3, 1), 1.0).to_event(2))
         with pyro.plate("rows", 60, subsample=torch.arange(len(x))):
@@ -270,7 +252,7 @@ def test_likelihood_of_another_kind_leaves_the_constant_out():
     assert report.prediction["nll"] > 0
 
 
-def test_weights_that_are_not_met_row_by_row_have_no_gain():
+def test_weights_that_are_not_used_row_by_row_have_no_gain():
     def model(x, y=None):
         w = pyro.sample("w", dist.Normal(torch.zeros(5, 6), 1.0).to_event(2))
         v = pyro.sample("v", dist.Normal(torch.zeros(6, 3), 1.0).to_event(2))
@@ -281,7 +263,7 @@ def test_weights_that_are_not_met_row_by_row_have_no_gain():
     report = quick(model, vsd.VSDGuide(model).setup(x, y), (x, y))
     assert report.sites["w"]["gain"] is None
     assert report.sites["v"]["gain"] is not None
-    assert "the gain of w: the network does not meet it row by row" in report.left_out
+    assert any(text.startswith("the gain of w:") for text in report.left_out)
 
 
 def test_a_model_that_needs_its_targets_has_no_predictions():
@@ -293,7 +275,7 @@ def test_a_model_that_needs_its_targets_has_no_predictions():
     x, y = classes(200, 0)
     report = quick(model, vsd.VSDGuide(model).setup(x, y), (x, y))
     assert report.prediction == {}
-    assert any("cannot be called without its targets" in text for text in report.left_out)
+    assert any(text.startswith("predictions:") for text in report.left_out)
 
 
 def loader(**options):
@@ -317,16 +299,18 @@ def test_forms_of_data(form):
     assert "num_data" not in codes(report)
 
 
-def test_a_loader_tells_its_batch_size():
+def test_a_loader_knows_its_batch_size():
     model, guide, data = untrained(num_data=50)
     report = diagnose(model, guide, loader()(*data), num_rows=100, num_samples=4)
-    assert "num_data is 50, the batch size" in report.findings[0].text
+    assert report.findings[0].code == "num_data"
+    assert "batch size" in report.findings[0].text
 
 
 def test_batches_as_keywords_have_no_predictions():
     model, guide, (x, y) = untrained()
     report = quick(model, guide, [{"x": x[:100], "y": y[:100]}, {"x": x[100:], "y": y[100:]}])
-    assert any("not tuples (x, y)" in text for text in report.left_out)
+    assert report.prediction == {}
+    assert any(text.startswith("predictions:") for text in report.left_out)
 
 
 class Endless:
@@ -344,7 +328,7 @@ def test_a_stream_is_looked_at_for_num_rows():
     model, guide, data = untrained()
     report = quick(model, guide, Endless(*data))
     assert report.objective["data"] is None
-    assert any("does not tell its number of rows" in text for text in report.left_out)
+    assert any("num_data" in text for text in report.left_out)
 
 
 def test_settings_are_those_of_the_elbo():
@@ -364,10 +348,11 @@ def test_settings_are_those_of_the_elbo():
 def test_objectives_without_a_best_covariance(options, reason):
     model, guide, data = untrained()
     report = quick(model, guide, data, elbo=vsd.VSD_ELBO(**options))
-    assert f"the gain from the best covariance: {reason}" in report.left_out
+    assert any(text.endswith(reason) for text in report.left_out)
+    assert "gain" not in report.sites["net.0.weight"]
 
 
-# Nothing is changed.
+# ---- nothing changes
 
 
 def test_nothing_is_changed():
@@ -389,7 +374,7 @@ def test_nothing_is_changed():
                 "modes": [module.training for module in [*model.modules(), *guide.modules()]],
                 "torch": torch.get_rng_state(),
                 "loader": batches.generator.get_state(),
-                "numpy": numpy.random.get_state()[1].tolist(),
+                "numpy": np.random.get_state()[1].tolist(),
                 "python": random.getstate(),
                 "store": {name: value.detach() for name, value in store.items()},
                 "ids": [id(p) for p in guide.parameters()],
@@ -417,7 +402,7 @@ def _assert_equal(found, expected):
         assert found == expected
 
 
-def test_training_goes_on_as_if_nothing_had_been():
+def test_training_continues_as_without_a_diagnosis():
     results = []
     for look in (False, True):
         pyro.clear_param_store()
@@ -437,21 +422,21 @@ def test_the_same_seed_gives_the_same_report():
     assert first == second != third
 
 
-# The report.
+# ---- the report
 
 
 def test_report_prints_as_a_table(healthy):
     text = repr(healthy[-1])
-    assert text.startswith("1000 of 1000 rows, kl_weight 1, kl_scale 'unit'\nnats per datum")
-    assert all(name in text for name in ("net.0.weight", "gain found", "held-out data: 500 rows, 50 samples", "ece"))
+    assert text.startswith("1000 of 1000 rows, kl_weight 1, kl_scale 'unit'\n")
+    assert all(name in text for name in ("net.0.weight", "KL/row", "held-out data: 500 rows, 50 samples", "ece"))
     assert max(len(line) for line in text.split("\n")[:12]) <= 120
 
 
 def test_report_without_findings_says_so():
     report = Diagnosis({}, {"log_likelihood": None, "rows": 1, "data": 1, "kl_weight": 1.0, "kl_scale": "unit",
                             "assumed": True}, {}, [], [], {})  # fmt: skip
-    assert "nothing to mend was found" in repr(report)
-    assert "assumed: no elbo was given" in repr(report)
+    assert "no problems" in repr(report)
+    assert "assumed" in repr(report)
 
 
 def test_findings_come_worst_first():
@@ -463,8 +448,6 @@ def test_findings_come_worst_first():
 
 
 def test_report_is_plain_data(healthy):
-    import json
-
     plain = json.loads(json.dumps(healthy[-1].to_dict()))
     assert plain["healthy"] is True
     assert plain["sites"]["net.0.weight"]["K"] == 5
@@ -481,41 +464,43 @@ def test_report_as_a_data_frame(healthy):
 
 def test_data_frame_without_pandas(healthy, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(ImportError, match="expected pandas for to_pandas, got none"):
+    with pytest.raises(ImportError, match=r"\bto_pandas\b"):
         healthy[-1].to_pandas()
 
 
-# Errors.
+# ---- errors
 
 
-def test_another_guide_is_refused():
+def test_a_guide_of_a_different_class():
     model, _, data = untrained()
-    with pytest.raises(TypeError, match="guide: expected a VSDGuide, got a AutoNormal, which has no structured noise"):
+    with pytest.raises(TypeError, match=r"\bguide\b.*AutoNormal"):
         diagnose(model, pyro.infer.autoguide.AutoNormal(model), data)
 
 
-def test_a_guide_that_is_not_set_up_is_refused():
+def test_a_guide_that_is_not_set_up():
     model = hand_written()
-    with pytest.raises(ValueError, match="guide: expected one with parameters, got one that has not seen"):
+    with pytest.raises(ValueError, match=r"\bguide\b.*\bsetup\b"):
         diagnose(model, vsd.VSDGuide(model), classes(20, 0))
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error"),
     [
-        ({"num_rows": 0}, ValueError, "num_rows: expected an integer >= 1, got 0"),
-        ({"num_samples": 3}, ValueError, "num_samples: expected an integer >= 4, got 3"),
-        ({"seed": None}, ValueError, "seed: expected an integer, got None"),
-        ({"max_units": -1}, ValueError, "max_units: expected an integer >= 0, got -1"),
-        ({"batch_size": 0}, ValueError, "batch_size: expected an integer >= 1 or None, got 0"),
-        ({"elbo": pyro.infer.Trace_ELBO()}, TypeError, "elbo: expected the VSD_ELBO of training or None, got a T"),
-        ({"validation": torch.zeros(3)}, TypeError, r"validation: expected vsd.datasets.Data, a tuple \(x, y\), or"),
-        ({"data": (torch.zeros(3), torch.zeros(2))}, ValueError, "data: expected tensors .* the same number of rows"),
-        ({"data": (torch.zeros(0, 2), torch.zeros(0))}, ValueError, "data: expected at least one row, got none"),
-        ({"data": [torch.zeros(5, 5)] * 2}, TypeError, r"data: expected batches \(x, y\) or dicts of arguments"),
+        ({"num_rows": 0}, ValueError),
+        ({"num_samples": 3}, ValueError),
+        ({"seed": None}, ValueError),
+        ({"max_units": -1}, ValueError),
+        ({"batch_size": 0}, ValueError),
+        ({"elbo": pyro.infer.Trace_ELBO()}, TypeError),
+        ({"validation": torch.zeros(3)}, TypeError),
+        ({"data": (torch.zeros(3), torch.zeros(2))}, ValueError),
+        ({"data": (torch.zeros(0, 2), torch.zeros(0))}, ValueError),
+        ({"data": (np.zeros((5, 5)), np.zeros(5))}, ValueError),
+        ({"data": [torch.zeros(5, 5)] * 2}, TypeError),
     ],
 )
-def test_wrong_arguments(options, error, message):
+def test_wrong_arguments(options, error):
     model, guide, data = untrained()
-    with pytest.raises(error, match=message):
+    (name,) = options
+    with pytest.raises(error, match=rf"\b{name}\b"):
         diagnose(model, guide, **{"data": data, **options})

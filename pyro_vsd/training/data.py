@@ -1,0 +1,177 @@
+"""Cuts data into batches: tuples of tensors, ``vsd.datasets.Data``, or the batches of a ``DataLoader``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+from pyro_vsd._utils import check_integer, mix_seed, num_rows, split_rows, take_rows, to_device
+
+__all__ = ["BATCH_SIZE", "Batches", "arguments"]
+
+# Where neither the caller nor a loader says.
+BATCH_SIZE = 100
+
+
+class Batches:
+    """Batches of a tuple of tensors ``(x, y)``, of ``vsd.datasets.Data``, or of an iterable such as a ``DataLoader``.
+
+    N rows in batches of at most B become ⌈N/B⌉ batches whose sizes differ by at most one. A loader's batches stay as
+    they are.
+
+    :param batch_size: largest batch; by default the loader's own, else :data:`BATCH_SIZE`.
+    :param name: what errors call the data.
+    :ivar num_rows: all rows, or ``None`` where a loader does not know.
+    :ivar assumed: whether neither the caller nor a loader gave the batch size.
+    :ivar is_loader: whether the batches come from an iterable.
+
+    >>> batches = Batches((torch.arange(7.0), torch.arange(7)), batch_size=3)
+    >>> [len(x) for ((x, y),) in batches.steps(epoch=0, seed=0)]
+    [3, 2, 2]
+    """
+
+    def __init__(self, data: Any, batch_size: int | None = None, name: str = "data"):
+        if batch_size is not None:
+            check_integer("batch_size", batch_size, 1)
+        if hasattr(data, "batches"):  # vsd.datasets.Data
+            data = (data.x, data.y)
+        self.data, self.name, self.is_loader = data, name, not isinstance(data, tuple)
+        self.num_rows: int | None = None
+        own = None
+        if not self.is_loader:
+            self.num_rows = num_rows(data, name)
+        elif not hasattr(data, "__iter__") or isinstance(data, (Tensor, Iterator, dict, str)):
+            raise TypeError(
+                f"{name} must be vsd.datasets.Data, a tuple (x, y), or a DataLoader, not a {type(data).__name__}"
+                f"{', which can be iterated only once' if isinstance(data, Iterator) else ''}."
+            )
+        else:
+            own = getattr(data, "batch_size", None)
+            if isinstance(data, list):
+                self.num_rows = sum(num_rows(batch, name) for batch in data)
+            elif hasattr(getattr(data, "dataset", None), "__len__"):
+                self.num_rows = len(data.dataset)
+        if self.num_rows == 0:
+            raise ValueError(f"{name} has no rows.")
+        self.batch_size: int = batch_size or own or BATCH_SIZE
+        self.assumed = not (batch_size or own)
+
+    def steps(self, epoch: int, seed: int, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[list[Any]]:
+        """One pass: for each step of an optimiser a list of at most ``accumulate`` batches.
+
+        :param seed: decides, with the epoch's number, the order of the rows; not that of a loader.
+        :param rank: this process among ``world``. Each gets as many rows of each step; where they do not divide, some
+            count twice.
+        """
+        if not self.is_loader:
+            return self._cut(mix_seed(seed, epoch), accumulate, rank, world)
+        sampler: Any = getattr(self.data, "sampler", None)
+        if hasattr(sampler, "set_epoch"):  # a DistributedSampler shuffles by the epoch's number
+            sampler.set_epoch(epoch)
+        batches = iter(self.data)
+        return iter(lambda: list(islice(batches, accumulate)), [])
+
+    def num_steps(self, accumulate: int = 1, world: int = 1) -> int | None:
+        """Length of :meth:`steps`, where it is known."""
+        if not self.is_loader:
+            assert self.num_rows is not None
+            return -(-self.num_rows // (self.batch_size * accumulate * world))
+        try:
+            return -(-len(self.data) // accumulate)
+        except TypeError:
+            return None
+
+    def _cut(self, seed: int, accumulate: int, rank: int, world: int) -> Iterator[list[Any]]:
+        for rows in self._shuffled(seed, self.batch_size * accumulate * world):
+            if world > 1:
+                share = -(-len(rows) // world)
+                rows = rows[torch.arange(rank, share * world, world) % len(rows)]
+            yield [take_rows(self.data, rows[part]) for part in split_rows(len(rows), self.batch_size)]
+
+    def _shuffled(self, seed: int, size: int) -> Iterator[Tensor]:
+        assert self.num_rows is not None
+        order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(seed))
+        return (order[part] for part in split_rows(self.num_rows, size))
+
+    def sample(self, seed: int, at_most: int, largest: int | None = None) -> Iterator[Any]:
+        """Batches of one pass until ``at_most`` rows were seen; a seed decides their order where no loader does.
+
+        :param largest: rows of the largest batch, if that is less than the batch size; of a loader's batches the first.
+
+        >>> rows = Batches((torch.arange(5.0), torch.arange(5)), 2)
+        >>> [len(x) for x, y in rows.sample(seed=0, at_most=3)]
+        [2, 1]
+        """
+        if self.is_loader:
+            source: Iterator[Any] = iter(self.data)
+        else:
+            size = min(self.batch_size, largest or self.batch_size)
+            source = (take_rows(self.data, rows) for rows in self._shuffled(seed, size))
+        seen = 0
+        for batch in source:
+            batch = take_rows(batch, slice(min(largest or at_most, at_most - seen)))
+            seen += num_rows(batch, self.name)
+            yield batch
+            if seen >= at_most:
+                return
+        if not seen:
+            raise ValueError(f"{self.name} has no batch: is the DataLoader empty, or its only batch dropped?")
+
+    def share(self, rank: int = 0, world: int = 1) -> Iterator[Any]:
+        """All rows for an evaluation, in their own order, each in one process: tensors as one batch."""
+        if self.is_loader:
+            return iter(self.data) if self._distributed else islice(self.data, rank, None, world)
+        assert self.num_rows is not None
+        rows = slice(rank, None, world)
+        return iter([take_rows(self.data, rows)] if rank < self.num_rows else [])
+
+    # ---- loaders
+
+    @property
+    def _distributed(self) -> bool:
+        return isinstance(getattr(self.data, "sampler", None), DistributedSampler)
+
+    def check_shared(self, world: int) -> None:
+        """Raises where a loader would give all rows to each of several processes."""
+        known = isinstance(self.data, DataLoader) and not isinstance(self.data.dataset, IterableDataset)
+        if world > 1 and known and not self._distributed and isinstance(self.data.batch_sampler, BatchSampler):
+            raise ValueError(
+                f"{self.name} is a DataLoader that gives each of {world} processes all rows. Make it with "
+                "sampler=DistributedSampler(dataset), or pass Data or tensors (x, y)."
+            )
+
+    def _generators(self) -> list[torch.Generator]:
+        owners = [self.data, getattr(self.data, "sampler", None)] if self.is_loader else []
+        found = [getattr(owner, "generator", None) for owner in owners]
+        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+    def state(self) -> list[Tensor]:
+        """States of the generators that a loader owns, which go on from epoch to epoch."""
+        return [generator.get_state() for generator in self._generators()]
+
+    def set_state(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators(), states, strict=True):
+            generator.set_state(state.cpu())
+
+    @contextmanager
+    def generators_kept(self) -> Iterator[None]:
+        """Restores the generators that a loader owns afterwards."""
+        states = self.state()
+        try:
+            yield
+        finally:
+            self.set_state(states)
+
+
+def arguments(batch: Any, device: torch.device | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as positional and keyword arguments of the model, on ``device``."""
+    batch = to_device(batch, device)
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    if isinstance(batch, dict):
+        return (), batch
+    raise TypeError(f"data must give batches (x, y) or dicts of arguments, not a {type(batch).__name__}.")
