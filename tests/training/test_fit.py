@@ -356,7 +356,7 @@ def test_another_elbo_that_is_not_finite(optimizer):
 
 
 def test_a_gradient_that_overflows_is_neither_saved_nor_returned(tmp_path):
-    """The loss of a step is that of the parameters before it."""
+    """The loss of a step is that of the parameters before it, so ``fit`` looks at the parameters (pyro#1755)."""
     run = Run(checkpoint=tmp_path / "run.ckpt")
     run.fit(1)
     step = torch.optim.SGD.step
