@@ -361,10 +361,7 @@ def loose_parameters(optimizer: Any, modules: _Modules, everything: bool) -> dic
         if id(parameter) in chosen and id(parameter) not in owned:
             support = support_to_plain(constraints[name])
             if support is None:
-                raise ValueError(
-                    f"parameter {name!r} has the constraint {constraints[name]}, which cannot be saved as plain types. "
-                    "Make the model a PyroModule, whose parameters are its own."
-                )
+                raise ValueError(f"parameter {name!r} has a constraint that cannot be saved: {constraints[name]}.")
             result[name] = {"unconstrained": parameter.detach(), "support": support}
     return result
 

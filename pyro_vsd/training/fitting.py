@@ -159,10 +159,7 @@ def fit(
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         early_stopping = EarlyStopping(patience=early_stopping)
     if early_stopping is not None and validation is None and early_stopping.metric != "loss":
-        raise ValueError(
-            "early_stopping needs validation data. Pass validation=…, or use the training loss: "
-            "EarlyStopping(metric='loss')."
-        )
+        raise ValueError("early_stopping needs validation data, or EarlyStopping(metric='loss').")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
     batches = Batches(data, batch_size)
@@ -257,24 +254,21 @@ def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.O
         # without learning rates: those of a group would override the function's own
         optimizer = optimizer([{k: v for k, v in group.items() if k != "lr"} for group in groups])
     if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
-        raise TypeError(
-            "optimizer must be one of torch.optim or pyro.optim, or a function of parameter groups that makes one, not "
-            f"a {type(optimizer).__name__}."
-        )
+        raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {type(optimizer).__name__}.")
     return optimizer
 
 
 @contextlib.contextmanager
 def steps_not_counted(elbo: Any) -> Iterator[None]:
     """Evaluations inside do not advance a KL schedule: whoever steps the optimiser counts."""
-    before = getattr(elbo, "auto_step", None)
-    if before is not None:
-        elbo.auto_step = False
+    if not isinstance(elbo, VSD_ELBO):
+        yield
+        return
+    before, elbo.auto_step = elbo.auto_step, False
     try:
         yield
     finally:
-        if before is not None:
-            elbo.auto_step = before
+        elbo.auto_step = before
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
@@ -347,7 +341,7 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
 # ---- the loop
 
 # What a checkpoint holds of a run, and of each process, beside the states of model, guide, optimiser and ELBO.
-_OF_RUN = ("seed", "done", "history", "best", "best_epoch", "best_states")
+_OF_RUN = ("settings", "done", "history", "best", "best_epoch", "best_states")
 _OF_PROCESS = ("rng", "loader", "epoch_start", "means")
 
 
@@ -367,11 +361,14 @@ class _Run:
         check_choice("scheduler_interval", interval, ("epoch", "batch"))
         self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
         self.accumulate, self.validation, self.samples, self.stopping = accumulate, validation, samples, stopping
-        self.checkpoint, self.callbacks, self.seed, self.group = checkpoint, callbacks, seed, group
+        self.checkpoint, self.callbacks, self.group = checkpoint, callbacks, group
         self.modules = {k: m for k, m in (("model", model), ("guide", guide)) if isinstance(m, nn.Module)}
-        self.device = (
-            next((p.device for p in self.modules["guide"].parameters()), None) if "guide" in self.modules else None
-        )
+        own = self.modules["guide"].parameters() if "guide" in self.modules else iter(())
+        self.device = next((parameter.device for parameter in own), None)
+        self.settings = {
+            "seed": seed, "batch_size": batches.batch_size, "num_rows": batches.num_rows, "accumulate": accumulate,
+            "processes": group.size,
+        }  # fmt: skip
         self.optimizer = make_optimizer(model, guide, elbo, optimizer)
         self.scheduler = self._make_scheduler(scheduler)
         if isinstance(self.optimizer, PyroOptim):
@@ -389,14 +386,10 @@ class _Run:
         if isinstance(self.optimizer, PyroOptim):
             if scheduler is not None:
                 raise ValueError(
-                    "scheduler cannot be combined with an optimizer of Pyro, whose schedulers are optimizers: "
-                    "optimizer=pyro.optim.ExponentialLR({'optimizer': torch.optim.Adam, …})."
+                    "scheduler cannot be combined with an optimizer of Pyro: use pyro.optim.ExponentialLR, …"
                 )
             if self.accumulate > 1 or self.group.size > 1:
-                raise ValueError(
-                    "optimizer must be one of torch.optim for accumulate > 1 or several processes: Pyro's step by the "
-                    "gradient of each batch. Pass optimizer=torch.optim.Adam; parameters must be those of modules."
-                )
+                raise ValueError("optimizer must be one of torch.optim for accumulate > 1 or several processes.")
         elif scheduler is not None and not hasattr(scheduler, "step"):
             scheduler = scheduler(self.optimizer)
         if getattr(scheduler, "optimizer", self.optimizer) is not self.optimizer:
@@ -408,8 +401,8 @@ class _Run:
         own = {id(p) for p in self.modules.get("guide", objective).parameters()}
         if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
             raise ValueError(
-                "optimizer holds none of the guide's parameters. Use guide.parameter_groups(), after guide.setup(x, y) "
-                "for hand-written models, or pass a function that makes the optimizer: optimizer=torch.optim.Adam."
+                "optimizer holds none of the guide's parameters. Make it from guide.parameter_groups(), after "
+                "guide.setup(x, y) for hand-written models, or pass optimizer=torch.optim.Adam."
             )
         return objective
 
@@ -468,7 +461,7 @@ class _Run:
             self.batches.set_state(self.epoch_start["loader"])
         else:
             self.epoch_start = now
-        steps = self.batches.steps(self.epoch, self.seed, self.accumulate, self.group.rank, self.group.size)
+        steps = self.batches.steps(self.epoch, self.settings["seed"], self.accumulate, self.group.rank, self.group.size)
         for _ in range(self.done):
             next(steps)
         if self.done:
@@ -512,7 +505,7 @@ class _Run:
         if not isinstance(self.validation, Batches):
             return self.group.same(_metrics(self.validation(self.model, self.guide)))
         # Always the same noise: the differences between epochs are those of the parameters.
-        seed = mix_seed(self.seed, -2)
+        seed = mix_seed(self.settings["seed"], -2)
         stream = Stream()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -532,8 +525,7 @@ class _Run:
             for name, value in module.named_parameters():
                 if not bool(value.isfinite().all()):
                     raise ValueError(
-                        f"parameter {name!r} has NaN or infinite entries after {self.step} steps. Lower the learning "
-                        "rate or scale the data."
+                        f"parameter {name!r} is not finite after {self.step} steps: lower the learning rate."
                     )
 
     def _states(self) -> dict[str, Any]:
@@ -547,22 +539,15 @@ class _Run:
         names = ("model", "guide", "optimizer", "scheduler", "elbo")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def _shape(self) -> list[Any]:
-        """What decides the batches of an epoch."""
-        return [self.batches.batch_size, self.batches.num_rows, self.accumulate]
-
     def _save(self) -> None:
         if self.checkpoint is None or self.saved == (self.epoch, self.done):
             return
         self._check_parameters()
         self.saved = self.epoch, self.done
-        own = {
-            "rng": get_rng_state(), "loader": self.batches.state(), "epoch_start": self.epoch_start,
-            "means": vars(self.means),
-        }  # fmt: skip
+        own = {"rng": get_rng_state(), "loader": self.batches.state(), "epoch_start": self.epoch_start}
+        own["means"] = vars(self.means)
         # Noise and sums are each process's own. The rest is the same in all, and the first one saves it.
-        state = {name: getattr(self, name) for name in _OF_RUN}
-        state |= {"shape": self._shape(), "processes": self.group.gather(own)}
+        state = {name: getattr(self, name) for name in _OF_RUN} | {"processes": self.group.gather(own)}
         if self.group.rank == 0:
             save_checkpoint(
                 self.checkpoint.path, **self._parts(), epoch=self.epoch, step=self.step, extra={"fit": state}
@@ -575,22 +560,19 @@ class _Run:
         path = os.fspath(self.checkpoint.path)
         content = load_checkpoint(path, rng=False)
         state: Any = content["extra"].get("fit") if isinstance(content["extra"], dict) else None
-        _check_fields(path, state, (*_OF_RUN, "shape", "processes"))
-        if seed is not None and seed != state["seed"]:
+        _check_fields(path, state, (*_OF_RUN, "processes"))
+        _check_fields(path, state["settings"], tuple(self.settings))
+        fixed = ["processes"] + ["seed"] * (seed is not None)
+        fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
+        wrong = [
+            f"{k}={state['settings'][k]}, not {self.settings[k]}"
+            for k in fixed
+            if state["settings"][k] != self.settings[k]
+        ]
+        if wrong:
             raise ValueError(
-                f"seed: the run in {path!r} has seed {state['seed']}, not {seed}. Use a different path for a different "
-                "run, or Checkpoint(path, resume=False)."
-            )
-        if state["done"] and state["shape"] != self._shape():
-            raise ValueError(
-                f"checkpoint: {path!r} was saved inside an epoch with batch_size, number of rows and accumulate "
-                f"{state['shape']}; these are {self._shape()} now."
-            )
-        if len(state["processes"]) != self.group.size:
-            raise ValueError(
-                f"checkpoint: {path!r} was written by {len(state['processes'])} processes, and this run has "
-                f"{self.group.size}. Start as many; or read the parameters with load_checkpoint and begin a new run "
-                "with a different path."
+                f"checkpoint: the run in {path!r} has {'; '.join(wrong)}. Continue it as it was begun, or start a new "
+                "one with a different path or Checkpoint(path, resume=False)."
             )
         own = state["processes"][self.group.rank]
         _check_fields(path, own, _OF_PROCESS)
@@ -604,11 +586,8 @@ class _Run:
         self.batches.set_state(own["loader"])
         for name in _OF_RUN:
             setattr(self, name, state[name])
-        self.history, self.means, self.epoch_start = (
-            History(state["history"]),
-            EpochMeans(**own["means"]),
-            own["epoch_start"],
-        )
+        self.history, self.means = History(state["history"]), EpochMeans(**own["means"])
+        self.epoch_start = own["epoch_start"]
         self.epoch, self.step = content["epoch"], content["step"]
         self.saved = self.epoch, self.done
 
@@ -616,8 +595,8 @@ class _Run:
 def _check_fields(path: str, state: Any, fields: tuple[str, ...]) -> None:
     if not isinstance(state, dict) or set(state) != set(fields):
         raise ValueError(
-            f"checkpoint: {path!r} is not of this version of fit, whose fields are {list(fields)}. Read the parameters "
-            "with load_checkpoint, and pass a different path or Checkpoint(path, resume=False)."
+            f"checkpoint: {path!r} was not written by this version of fit. Read the parameters with load_checkpoint, "
+            "and pass a different path or Checkpoint(path, resume=False)."
         )
 
 

@@ -455,8 +455,8 @@ def test_resume_false_begins_anew(tmp_path):
     assert load_checkpoint(path)["epoch"] == 1
 
 
-RUN = ["seed", "done", "shape", "history", "processes", "best", "best_epoch", "best_states"]
-PROCESS = ["rng", "loader", "epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count", "means.weights"]
+RUN = ["settings", "settings.seed", "done", "history", "processes", "best", "best_epoch", "best_states"]
+PROCESS = ["rng", "loader", "epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count"]
 
 
 @pytest.mark.parametrize("field", [*RUN, *(f"processes.0.{field}" for field in PROCESS)])
