@@ -278,10 +278,6 @@ def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
         raise ValueError(f"the loss is {float(loss)}{where}. Lower the learning rate or look at the data.")
 
 
-def _terms(elbo: Any, loss: Any) -> dict[str, Any]:
-    return getattr(elbo, "terms", None) or {"loss": loss}
-
-
 def _torch_step(objective: nn.Module, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
     """A step on the mean of the losses of some batches; for each the terms of its loss.
 
@@ -306,7 +302,7 @@ def _torch_step(objective: nn.Module, elbo: Any, optimizer: optim.Optimizer, gro
                 silent = group.size > 1 and number < len(batches)
                 with loss_module.no_sync() if silent else contextlib.nullcontext():
                     loss = loss_module(*args, **kwargs)
-                    found.append(_terms(elbo, loss.detach()))
+                    found.append(getattr(elbo, "terms", None) or {"loss": loss.detach()})
                     agreed = group.mean(loss.detach())
                     if loss.device.type == "cpu" or next(evaluations) % LOOK_EVERY == 0:
                         _check_finite(elbo, agreed, where)  # before the parameters are touched
@@ -333,7 +329,7 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
         loss = svi.step(*args, **kwargs)
         torch.clear_autocast_cache()
         _check_finite(elbo, loss)
-        return [_terms(elbo, loss)]
+        return [getattr(elbo, "terms", None) or {"loss": loss}]
 
     return step
 
@@ -341,7 +337,7 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
 # ---- the loop
 
 # What a checkpoint holds of a run, and of each process, beside the states of model, guide, optimiser and ELBO.
-_OF_RUN = ("settings", "done", "history", "best", "best_epoch", "best_states")
+_OF_RUN = ("done", "history", "best", "best_epoch", "best_states")
 _OF_PROCESS = ("rng", "loader", "epoch_start", "means")
 
 
@@ -365,7 +361,7 @@ class _Run:
         self.modules = {k: m for k, m in (("model", model), ("guide", guide)) if isinstance(m, nn.Module)}
         own = self.modules["guide"].parameters() if "guide" in self.modules else iter(())
         self.device = next((parameter.device for parameter in own), None)
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "seed": seed, "batch_size": batches.batch_size, "num_rows": batches.num_rows, "accumulate": accumulate,
             "processes": group.size,
         }  # fmt: skip
@@ -385,9 +381,7 @@ class _Run:
     def _make_scheduler(self, scheduler: Any) -> Any:
         if isinstance(self.optimizer, PyroOptim):
             if scheduler is not None:
-                raise ValueError(
-                    "scheduler cannot be combined with an optimizer of Pyro: use pyro.optim.ExponentialLR, …"
-                )
+                raise ValueError("scheduler cannot be combined with an optimizer of Pyro: use pyro.optim.StepLR, …")
             if self.accumulate > 1 or self.group.size > 1:
                 raise ValueError("optimizer must be one of torch.optim for accumulate > 1 or several processes.")
         elif scheduler is not None and not hasattr(scheduler, "step"):
@@ -547,7 +541,8 @@ class _Run:
         own = {"rng": get_rng_state(), "loader": self.batches.state(), "epoch_start": self.epoch_start}
         own["means"] = vars(self.means)
         # Noise and sums are each process's own. The rest is the same in all, and the first one saves it.
-        state = {name: getattr(self, name) for name in _OF_RUN} | {"processes": self.group.gather(own)}
+        state = {"settings": self.settings, "processes": self.group.gather(own)}
+        state |= {name: getattr(self, name) for name in _OF_RUN}
         if self.group.rank == 0:
             save_checkpoint(
                 self.checkpoint.path, **self._parts(), epoch=self.epoch, step=self.step, extra={"fit": state}
@@ -560,7 +555,7 @@ class _Run:
         path = os.fspath(self.checkpoint.path)
         content = load_checkpoint(path, rng=False)
         state: Any = content["extra"].get("fit") if isinstance(content["extra"], dict) else None
-        _check_fields(path, state, (*_OF_RUN, "processes"))
+        _check_fields(path, state, (*_OF_RUN, "settings", "processes"))
         _check_fields(path, state["settings"], tuple(self.settings))
         fixed = ["processes"] + ["seed"] * (seed is not None)
         fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
@@ -588,6 +583,7 @@ class _Run:
             setattr(self, name, state[name])
         self.history, self.means = History(state["history"]), EpochMeans(**own["means"])
         self.epoch_start = own["epoch_start"]
+        self.settings["seed"] = state["settings"]["seed"]
         self.epoch, self.step = content["epoch"], content["step"]
         self.saved = self.epoch, self.done
 

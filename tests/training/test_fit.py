@@ -412,6 +412,18 @@ def with_warmup(press):
     return weight
 
 
+def test_between_epochs_the_batch_size_may_change(tmp_path):
+    """The rest of an epoch is then that of the new size."""
+    options = {"checkpoint": tmp_path / "run.ckpt", "seed": None}
+    Run().fit(1, **options)
+    assert Run(elbo=interrupted_at(5)).fit(3, **options, batch_size=6).stopped == "interrupt"
+    with pytest.raises(ValueError, match=r"\bbatch_size\b"):
+        Run().fit(3, **options)
+    resumed = Run()
+    assert len(resumed.fit(3, **options, batch_size=6)) == 3
+    assert load_checkpoint(options["checkpoint"])["step"] == 3 + 4 + 4
+
+
 def test_a_function_goes_on(tmp_path):
     options = {"checkpoint": tmp_path / "run.ckpt"}
     whole = Run(cases.function)
