@@ -468,7 +468,8 @@ def test_resume_false_begins_anew(tmp_path):
 
 
 RUN = ["settings", "settings.seed", "done", "history", "processes", "best", "best_epoch", "best_states"]
-PROCESS = ["rng", "loader", "epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count"]
+PROCESS = ["epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count"]
+PROCESS += ["generators", "generators.rng", "generators.loader"]
 
 
 @pytest.mark.parametrize("field", [*RUN, *(f"processes.0.{field}" for field in PROCESS)])
@@ -490,13 +491,13 @@ def test_a_checkpoint_without_a_field_changes_nothing(field, tmp_path):
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("field", ["rng", "epoch_start"])
+@pytest.mark.parametrize("field", ["generators", "epoch_start"])
 def test_a_checkpoint_with_spoilt_generators_changes_nothing(field, tmp_path):
     path = tmp_path / "run.ckpt"
     Run(elbo=interrupted_at(1), checkpoint=path).fit(2)
     content = read_archive(path)
     (own,) = content["extra"]["fit"]["processes"]
-    (own if field == "rng" else own["epoch_start"])["rng"]["numpy"] = [1, 2]
+    own[field]["rng"]["numpy"] = [1, 2]
     write_archive(path, content)
     run = Run(checkpoint=path)
     before = run.values()
@@ -637,6 +638,8 @@ def test_resuming_something_else(tmp_path):
         Run(checkpoint=path).fit(1, seed=1)
     with pytest.raises(ValueError, match=r"\bbatch_size\b"):
         Run(checkpoint=path).fit(1, batch_size=5)
+    with pytest.raises(ValueError, match=r"\bgenerators\b"):
+        Run(source="generators", checkpoint=path).fit(1)
     save_checkpoint(path, model=run.model, guide=run.guide)
     with pytest.raises(ValueError, match=r"\bcheckpoint\b"):
         Run(checkpoint=path).fit(1)
