@@ -361,10 +361,7 @@ def loose_parameters(optimizer: Any, modules: _Modules, everything: bool) -> dic
         if id(parameter) in chosen and id(parameter) not in owned:
             support = support_to_plain(constraints[name])
             if support is None:
-                raise ValueError(
-                    f"parameter {name!r} has the constraint {constraints[name]}, which cannot be saved as plain types. "
-                    "Make the model a PyroModule, whose parameters are its own."
-                )
+                raise ValueError(f"parameter {name!r} has a constraint that cannot be saved: {constraints[name]}.")
             result[name] = {"unconstrained": parameter.detach(), "support": support}
     return result
 
@@ -403,13 +400,12 @@ def get_rng_state() -> dict[str, Any]:
     True
     """
     legacy: Any = np.random.get_state(legacy=True)
-    name, keys, position, has_gauss, gauss = legacy
-    version, words, gauss_next = random.getstate()
+    name, keys, *rest = legacy
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(gauss)],
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss_next],
+        "numpy": to_plain([name, keys.tolist(), *rest], "rng"),
+        "python": random.getstate(),
     }
 
 
@@ -417,8 +413,8 @@ def check_rng_state(state: Any) -> None:
     """Raises if :func:`set_rng_state` would fail, possibly with half of the generators set."""
     try:
         torch.Generator().set_state(state["torch"].cpu())
-        np.random.RandomState().set_state(_for_numpy(state))
-        random.Random().setstate(_for_python(state))
+        np.random.RandomState().set_state(state["numpy"])
+        random.Random().setstate(state["python"])
         sound = all(s.cpu().dtype == torch.uint8 for s in state["cuda"])
     except Exception as error:
         raise ValueError(f"rng does not hold the states of random generators: {error}") from error
@@ -431,18 +427,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
-    np.random.set_state(_for_numpy(state))
-    random.setstate(_for_python(state))
-
-
-def _for_numpy(state: Any) -> Any:
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    return name, keys.cpu().numpy().astype("uint32"), position, has_gauss, gauss
-
-
-def _for_python(state: Any) -> Any:
-    version, words, gauss_next = state["python"]
-    return version, tuple(words.tolist()), gauss_next
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
 
 
 # ---- files
@@ -487,8 +473,7 @@ def to_plain(value: Any, name: str) -> Any:
         items = [to_plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     raise TypeError(
-        f"{name} is a {_kind(value)}. A checkpoint holds tensors, numbers, strings, None, lists, tuples and dicts only: "
-        "reading one must not run code."
+        f"{name} is a {_kind(value)}. A checkpoint holds only tensors, numbers, strings, None, lists, tuples and dicts."
     )
 
 
@@ -538,19 +523,16 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = None) -> dict
     version, length, digest = _HEADER.unpack(data[len(_MAGIC) : start])
     if version != _VERSION:
         raise ValueError(
-            f"path: {name!r} is damaged, or was written by a different version of pyro_vsd: its format is {version}, "
-            f"and this version reads format {_VERSION}."
+            f"path: {name!r} has format {version}, and this version of pyro_vsd reads format {_VERSION}. Read it with "
+            "the version that wrote it, if it is not damaged."
         )
     payload = memoryview(data)[start:]
-    if len(payload) != length:
-        raise ValueError(f"path: {name!r} is damaged: it has {len(data)} bytes and should have {start + length}.")
-    if hashlib.sha256(payload).digest() != digest:
-        raise ValueError(f"path: {name!r} is damaged: checksum mismatch.")
+    if len(payload) != length or hashlib.sha256(payload).digest() != digest:
+        raise ValueError(f"path: {name!r} is damaged: its length or checksum is wrong.")
     try:
-        content = torch.load(io.BytesIO(payload), map_location=map_location or "cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=map_location or "cpu", weights_only=True)
+        content.keys()
     except Exception as error:  # what a crafted file can make torch raise is not a short list
         reason = (str(error).splitlines() or [_kind(error)])[0]
-        raise ValueError(f"path: {name!r} cannot be read as tensors and plain containers: {reason}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"path: {name!r} is no checkpoint of pyro_vsd: it holds a {_kind(content)}.")
+        raise ValueError(f"path: {name!r} does not hold tensors and plain containers: {reason}") from error
     return content

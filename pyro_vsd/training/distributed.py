@@ -177,7 +177,11 @@ class Group:
 
     def mean_record(self, record: dict[str, Any]) -> dict[str, Any]:
         """The mean over all processes of each number in a nested dict."""
-        return _means(self.gather(record)) if self.size > 1 else record
+        means: dict[str, Any] = {}
+        for name, value in record.items():
+            nested = isinstance(value, dict)
+            means[name] = self.mean_record(value) if nested else math.fsum(self.gather(value)) / self.size
+        return means
 
     def wrap(self, loss: nn.Module) -> nn.Module:
         """The module whose gradients are the means over all processes, and whose start is the first one's."""
@@ -204,15 +208,3 @@ class Group:
                 return
             done += len(batches)
             yield batches
-
-
-def _means(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """
-    >>> _means([{"loss": 1.0, "kl": {"w": 2.0}}, {"loss": 3.0, "kl": {"w": 2.0}}])
-    {'loss': 2.0, 'kl': {'w': 2.0}}
-    """
-    result: dict[str, Any] = {}
-    for key, value in records[0].items():
-        found = [record[key] for record in records]
-        result[key] = _means(found) if isinstance(value, dict) else math.fsum(found) / len(found)
-    return result

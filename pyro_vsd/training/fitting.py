@@ -112,15 +112,13 @@ def fit(
 ) -> History:
     """Trains a model and its guide.
 
-    Ctrl-C ends training after the current step, saves if there is a checkpoint, and returns the history so far; a
-    second one ends at once. A loss that is not finite raises and names the site it came from; on the CPU before the
-    parameters are touched. With a checkpoint, calling ``fit`` again in a new process continues the run, on the CPU bit
-    for bit.
+    Ctrl-C ends training after the current step, saves the checkpoint and returns the history; a second one ends at
+    once. A loss that is not finite raises and names its site, on the CPU before the parameters are touched. With a
+    checkpoint, calling ``fit`` again in a new process continues the run, on the CPU bit for bit.
 
     Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
     arguments and end with the same parameters and history. Each takes its own rows of each batch and draws its own
-    noise; the gradient is that of all their rows together. The first one saves, to a file that all can read, and shows
-    the progress bar. Callbacks are called in each; if one stops, all stop.
+    noise; the gradient is that of all rows together. The first one saves, to a file that all can read.
 
     :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
     :param epochs: passes over the data, including those before a resumed checkpoint.
@@ -159,10 +157,7 @@ def fit(
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         early_stopping = EarlyStopping(patience=early_stopping)
     if early_stopping is not None and validation is None and early_stopping.metric != "loss":
-        raise ValueError(
-            "early_stopping needs validation data. Pass validation=…, or use the training loss: "
-            "EarlyStopping(metric='loss')."
-        )
+        raise ValueError("early_stopping needs validation data, or EarlyStopping(metric='loss').")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
     batches = Batches(data, batch_size)
@@ -257,24 +252,21 @@ def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.O
         # without learning rates: those of a group would override the function's own
         optimizer = optimizer([{k: v for k, v in group.items() if k != "lr"} for group in groups])
     if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
-        raise TypeError(
-            "optimizer must be one of torch.optim or pyro.optim, or a function of parameter groups that makes one, not "
-            f"a {type(optimizer).__name__}."
-        )
+        raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {type(optimizer).__name__}.")
     return optimizer
 
 
 @contextlib.contextmanager
 def steps_not_counted(elbo: Any) -> Iterator[None]:
     """Evaluations inside do not advance a KL schedule: whoever steps the optimiser counts."""
-    before = getattr(elbo, "auto_step", None)
-    if before is not None:
-        elbo.auto_step = False
+    if not isinstance(elbo, VSD_ELBO):
+        yield
+        return
+    before, elbo.auto_step = elbo.auto_step, False
     try:
         yield
     finally:
-        if before is not None:
-            elbo.auto_step = before
+        elbo.auto_step = before
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
@@ -284,16 +276,19 @@ def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
         raise ValueError(f"the loss is {float(loss)}{where}. Lower the learning rate or look at the data.")
 
 
-def _terms(elbo: Any, loss: Any) -> dict[str, Any]:
-    return getattr(elbo, "terms", None) or {"loss": loss}
-
-
-def _torch_step(objective: nn.Module, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
+def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
     """A step on the mean of the losses of some batches; for each the terms of its loss.
 
     The mean of k losses, each the likelihood of B rows times N / B and the KL, is the loss of the k B rows together:
     the KL counts once.
     """
+    objective: nn.Module = elbo(model, guide)
+    own = {id(p) for p in (guide if isinstance(guide, nn.Module) else objective).parameters()}
+    if own.isdisjoint(id(p) for parameters in optimizer.param_groups for p in parameters["params"]):
+        raise ValueError(
+            "optimizer holds none of the guide's parameters. Make it from guide.parameter_groups(), after "
+            "guide.setup(x, y) for hand-written models, or pass optimizer=torch.optim.Adam."
+        )
     loss_module: Any = group.wrap(objective)
     where = " in a different process" if group.size > 1 else ""
     evaluations = count(1)
@@ -312,7 +307,7 @@ def _torch_step(objective: nn.Module, elbo: Any, optimizer: optim.Optimizer, gro
                 silent = group.size > 1 and number < len(batches)
                 with loss_module.no_sync() if silent else contextlib.nullcontext():
                     loss = loss_module(*args, **kwargs)
-                    found.append(_terms(elbo, loss.detach()))
+                    found.append(getattr(elbo, "terms", None) or {"loss": loss.detach()})
                     agreed = group.mean(loss.detach())
                     if loss.device.type == "cpu" or next(evaluations) % LOOK_EVERY == 0:
                         _check_finite(elbo, agreed, where)  # before the parameters are touched
@@ -339,7 +334,7 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
         loss = svi.step(*args, **kwargs)
         torch.clear_autocast_cache()
         _check_finite(elbo, loss)
-        return [_terms(elbo, loss)]
+        return [getattr(elbo, "terms", None) or {"loss": loss}]
 
     return step
 
@@ -347,8 +342,8 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
 # ---- the loop
 
 # What a checkpoint holds of a run, and of each process, beside the states of model, guide, optimiser and ELBO.
-_OF_RUN = ("seed", "done", "history", "best", "best_epoch", "best_states")
-_OF_PROCESS = ("rng", "loader", "epoch_start", "means")
+_OF_RUN = ("done", "history", "best", "best_epoch", "best_states")
+_OF_PROCESS = ("generators", "epoch_start", "means")
 
 
 class _Run:
@@ -367,51 +362,34 @@ class _Run:
         check_choice("scheduler_interval", interval, ("epoch", "batch"))
         self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
         self.accumulate, self.validation, self.samples, self.stopping = accumulate, validation, samples, stopping
-        self.checkpoint, self.callbacks, self.seed, self.group = checkpoint, callbacks, seed, group
+        self.checkpoint, self.callbacks, self.group = checkpoint, callbacks, group
         self.modules = {k: m for k, m in (("model", model), ("guide", guide)) if isinstance(m, nn.Module)}
-        self.device = (
-            next((p.device for p in self.modules["guide"].parameters()), None) if "guide" in self.modules else None
-        )
+        own = self.modules["guide"].parameters() if "guide" in self.modules else iter(())
+        self.device = next((parameter.device for parameter in own), None)
+        self.settings: dict[str, Any] = {
+            "seed": seed, "batch_size": batches.batch_size, "num_rows": batches.num_rows, "accumulate": accumulate,
+            "processes": group.size, "generators": len(batches.state()),
+        }  # fmt: skip
         self.optimizer = make_optimizer(model, guide, elbo, optimizer)
-        self.scheduler = self._make_scheduler(scheduler)
         if isinstance(self.optimizer, PyroOptim):
+            if scheduler is not None:
+                raise ValueError("scheduler cannot be combined with an optimizer of Pyro: use pyro.optim.StepLR, …")
+            if accumulate > 1 or group.size > 1:
+                raise ValueError("optimizer must be one of torch.optim for accumulate > 1 or several processes.")
             self._take = _pyro_step(model, guide, elbo, self.optimizer)
         else:
-            self._take = _torch_step(self._objective(self.optimizer), elbo, self.optimizer, group)
+            if scheduler is not None and not hasattr(scheduler, "step"):
+                scheduler = scheduler(self.optimizer)
+            if getattr(scheduler, "optimizer", self.optimizer) is not self.optimizer:
+                raise ValueError("scheduler is attached to a different optimizer.")
+            self._take = _torch_step(model, guide, elbo, self.optimizer, group)
+        self.scheduler = scheduler
         self.epoch = self.step = self.done = 0
         self.history, self.means = History(), EpochMeans()
         self.best, self.best_epoch = math.inf, 0
         self.best_states: dict[str, Any] | None = None
         self.epoch_start: dict[str, Any] | None = None  # generators as they were when the epoch began
         self.saved: tuple[int, int] | None = None  # epoch and steps of the last save
-
-    def _make_scheduler(self, scheduler: Any) -> Any:
-        if isinstance(self.optimizer, PyroOptim):
-            if scheduler is not None:
-                raise ValueError(
-                    "scheduler cannot be combined with an optimizer of Pyro, whose schedulers are optimizers: "
-                    "optimizer=pyro.optim.ExponentialLR({'optimizer': torch.optim.Adam, …})."
-                )
-            if self.accumulate > 1 or self.group.size > 1:
-                raise ValueError(
-                    "optimizer must be one of torch.optim for accumulate > 1 or several processes: Pyro's step by the "
-                    "gradient of each batch. Pass optimizer=torch.optim.Adam; parameters must be those of modules."
-                )
-        elif scheduler is not None and not hasattr(scheduler, "step"):
-            scheduler = scheduler(self.optimizer)
-        if getattr(scheduler, "optimizer", self.optimizer) is not self.optimizer:
-            raise ValueError("scheduler is attached to a different optimizer.")
-        return scheduler
-
-    def _objective(self, optimizer: optim.Optimizer) -> nn.Module:
-        objective: nn.Module = self.elbo(self.model, self.guide)
-        own = {id(p) for p in self.modules.get("guide", objective).parameters()}
-        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
-            raise ValueError(
-                "optimizer holds none of the guide's parameters. Use guide.parameter_groups(), after guide.setup(x, y) "
-                "for hand-written models, or pass a function that makes the optimizer: optimizer=torch.optim.Adam."
-            )
-        return objective
 
     def train(self, epochs: int, pressed: list[int], progress: bool | None) -> History:
         per_epoch = self.batches.num_steps(self.accumulate, self.group.size)
@@ -462,13 +440,12 @@ class _Run:
         return next((reason for reason in ("interrupt", "callback") if reason in found), "epochs")
 
     def _rest_of_epoch(self) -> Iterator[list[Any]]:
-        now: dict[str, Any] = {"rng": get_rng_state(), "loader": self.batches.state()}
-        if self.epoch_start is not None:  # resumed inside the epoch: the same batches again, up to where it was
-            set_rng_state(self.epoch_start["rng"])
-            self.batches.set_state(self.epoch_start["loader"])
-        else:
+        now = self._generators()
+        if self.epoch_start is None:
             self.epoch_start = now
-        steps = self.batches.steps(self.epoch, self.seed, self.accumulate, self.group.rank, self.group.size)
+        else:  # resumed inside the epoch: the same batches again, up to where it was
+            self._set_generators(self.epoch_start)
+        steps = self.batches.steps(self.epoch, self.settings["seed"], self.accumulate, self.group.rank, self.group.size)
         for _ in range(self.done):
             next(steps)
         if self.done:
@@ -512,7 +489,7 @@ class _Run:
         if not isinstance(self.validation, Batches):
             return self.group.same(_metrics(self.validation(self.model, self.guide)))
         # Always the same noise: the differences between epochs are those of the parameters.
-        seed = mix_seed(self.seed, -2)
+        seed = mix_seed(self.settings["seed"], -2)
         stream = Stream()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -531,10 +508,14 @@ class _Run:
         for module in self.modules.values():
             for name, value in module.named_parameters():
                 if not bool(value.isfinite().all()):
-                    raise ValueError(
-                        f"parameter {name!r} has NaN or infinite entries after {self.step} steps. Lower the learning "
-                        "rate or scale the data."
-                    )
+                    raise ValueError(f"parameter {name!r} is not finite after {self.step} steps. Lower the rate.")
+
+    def _generators(self) -> dict[str, Any]:
+        return {"rng": get_rng_state(), "loader": self.batches.state()}
+
+    def _set_generators(self, state: dict[str, Any]) -> None:
+        set_rng_state(state["rng"])
+        self.batches.set_state(state["loader"])
 
     def _states(self) -> dict[str, Any]:
         """Copies of all parameters and buffers."""
@@ -547,26 +528,18 @@ class _Run:
         names = ("model", "guide", "optimizer", "scheduler", "elbo")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def _shape(self) -> list[Any]:
-        """What decides the batches of an epoch."""
-        return [self.batches.batch_size, self.batches.num_rows, self.accumulate]
-
     def _save(self) -> None:
         if self.checkpoint is None or self.saved == (self.epoch, self.done):
             return
         self._check_parameters()
         self.saved = self.epoch, self.done
-        own = {
-            "rng": get_rng_state(), "loader": self.batches.state(), "epoch_start": self.epoch_start,
-            "means": vars(self.means),
-        }  # fmt: skip
+        own = {"generators": self._generators(), "epoch_start": self.epoch_start, "means": vars(self.means)}
         # Noise and sums are each process's own. The rest is the same in all, and the first one saves it.
-        state = {name: getattr(self, name) for name in _OF_RUN}
-        state |= {"shape": self._shape(), "processes": self.group.gather(own)}
+        state = {"settings": self.settings, "processes": self.group.gather(own)}
+        state |= {name: getattr(self, name) for name in _OF_RUN}
         if self.group.rank == 0:
-            save_checkpoint(
-                self.checkpoint.path, **self._parts(), epoch=self.epoch, step=self.step, extra={"fit": state}
-            )
+            where = {"epoch": self.epoch, "step": self.step}
+            save_checkpoint(self.checkpoint.path, **self._parts(), **where, extra={"fit": state})
         self.group.any(False)  # nobody continues before the file is there
 
     def resume(self, seed: int | None) -> None:
@@ -575,40 +548,33 @@ class _Run:
         path = os.fspath(self.checkpoint.path)
         content = load_checkpoint(path, rng=False)
         state: Any = content["extra"].get("fit") if isinstance(content["extra"], dict) else None
-        _check_fields(path, state, (*_OF_RUN, "shape", "processes"))
-        if seed is not None and seed != state["seed"]:
+        _check_fields(path, state, (*_OF_RUN, "settings", "processes"))
+        _check_fields(path, state["settings"], tuple(self.settings))
+        fixed = ["processes", "generators"] + ["seed"] * (seed is not None)
+        fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
+        pairs = {name: (state["settings"][name], self.settings[name]) for name in fixed}
+        wrong = [f"{name}={before}, not {now}" for name, (before, now) in pairs.items() if before != now]
+        if wrong:
             raise ValueError(
-                f"seed: the run in {path!r} has seed {state['seed']}, not {seed}. Use a different path for a different "
-                "run, or Checkpoint(path, resume=False)."
-            )
-        if state["done"] and state["shape"] != self._shape():
-            raise ValueError(
-                f"checkpoint: {path!r} was saved inside an epoch with batch_size, number of rows and accumulate "
-                f"{state['shape']}; these are {self._shape()} now."
-            )
-        if len(state["processes"]) != self.group.size:
-            raise ValueError(
-                f"checkpoint: {path!r} was written by {len(state['processes'])} processes, and this run has "
-                f"{self.group.size}. Start as many; or read the parameters with load_checkpoint and begin a new run "
-                "with a different path."
+                f"checkpoint: the run in {path!r} has {'; '.join(wrong)}. Continue it as it was begun, or start a new "
+                "one with a different path or Checkpoint(path, resume=False)."
             )
         own = state["processes"][self.group.rank]
         _check_fields(path, own, _OF_PROCESS)
         _check_fields(path, own["means"], tuple(vars(self.means)))
-        check_rng_state(own["rng"])
-        if state["done"]:
-            _check_fields(path, own["epoch_start"], ("rng", "loader"))
-            check_rng_state(own["epoch_start"]["rng"])
+        for generators in (own["generators"], own["epoch_start"]):
+            if generators is not None or state["done"]:
+                _check_fields(path, generators, ("rng", "loader"))
+                check_rng_state(generators["rng"])
+                for loader in generators["loader"]:
+                    torch.Generator().set_state(loader)
         load_checkpoint(path, **self._parts())
-        set_rng_state(own["rng"])
-        self.batches.set_state(own["loader"])
+        self._set_generators(own["generators"])
         for name in _OF_RUN:
             setattr(self, name, state[name])
-        self.history, self.means, self.epoch_start = (
-            History(state["history"]),
-            EpochMeans(**own["means"]),
-            own["epoch_start"],
-        )
+        self.history, self.means = History(state["history"]), EpochMeans(**own["means"])
+        self.epoch_start = own["epoch_start"]
+        self.settings["seed"] = state["settings"]["seed"]
         self.epoch, self.step = content["epoch"], content["step"]
         self.saved = self.epoch, self.done
 
@@ -616,8 +582,8 @@ class _Run:
 def _check_fields(path: str, state: Any, fields: tuple[str, ...]) -> None:
     if not isinstance(state, dict) or set(state) != set(fields):
         raise ValueError(
-            f"checkpoint: {path!r} is not of this version of fit, whose fields are {list(fields)}. Read the parameters "
-            "with load_checkpoint, and pass a different path or Checkpoint(path, resume=False)."
+            f"checkpoint: {path!r} was not written by this version of fit. Read the parameters with load_checkpoint, "
+            "and pass a different path or Checkpoint(path, resume=False)."
         )
 
 

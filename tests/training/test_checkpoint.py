@@ -1,4 +1,10 @@
-"""Checkpoints: training goes on bit for bit, and nothing is half loaded."""
+"""Checkpoints: training goes on bit for bit, and nothing is half loaded.
+
+Elsewhere a fitted posterior could not be stored for years (Laplace#45, #236), ``map_location`` missed tensors
+(Laplace#158), a loaded state left stale caches in use (BoTorch#1471), and buffers that begin as None could not be
+loaded (BoTorch#1874). Checkpoints hold more than tensors, so that torch 2.6 refuses them (speechbrain#2856), and the
+workaround is to switch its protection off (yolov9#661).
+"""
 
 import os
 import pickle
@@ -12,6 +18,7 @@ import torch
 import pyro_vsd as vsd
 from pyro_vsd.training import load_checkpoint, save_checkpoint
 from pyro_vsd.training.checkpoint import read_archive, write_archive
+from tests.infer import models
 from tests.training import cases
 from tests.training.cases import PyroRun, TorchRun
 
@@ -187,6 +194,47 @@ def test_another_precision_is_taken_on(path):
     assert {p.dtype for p in [*model.parameters(), *guide.parameters()]} == {torch.float32}
 
 
+def test_nothing_stale_is_used_after_loading():
+    """Predictions, noise variances and medians of a guide that was used before (BoTorch#1471)."""
+    x, y = models.data()
+    model = models.regressor()
+    old, new = vsd.VSDGuide(model), vsd.VSDGuide(model)
+    vsd.predict(model, old, x, num_samples=3), old.median(), old.noise("net.0.weight").covariance_matrix
+    models.train(model, new, x, y)
+    old.load_state_dict(new.state_dict())
+    first, second = (vsd.predict(model, g, x, num_samples=5, seed=0).samples for g in (old, new))
+    assert torch.equal(first, second)
+    assert torch.equal(old.alpha("net.0.weight"), new.alpha("net.0.weight"))
+    assert all(torch.equal(value, new.median()[name]) for name, value in old.median().items())
+
+
+def test_no_tensor_of_a_state_is_none_or_left_behind(path):
+    """BoTorch#1874, Laplace#158."""
+    run = TORCH["adam"]()
+    run.train(1)
+    for module in (run.model, run.guide):
+        assert all(value is not None for value in module.state_dict().values())
+        assert all(buffer is not None for m in module.modules() for buffer in m._buffers.values())
+    torch.save(run.guide.state_dict(), path)
+    elsewhere = torch.load(path, map_location="meta", weights_only=True)
+    tensors = [value for value in elsewhere.values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == len(list(run.guide.parameters()))
+    assert {value.device.type for value in tensors} == {"meta"}
+
+
+@pytest.mark.parametrize("make", [models.regressor, models.HandWritten], ids=["listed", "hand_written"])
+def test_states_are_tensors_and_plain_types(make, path):
+    """speechbrain#2856."""
+    model, (x, y) = make(), models.data()
+    guide = vsd.VSDGuide(model)
+    models.train(model, guide, x, y)
+    torch.save({"model": model.state_dict(), "guide": guide.state_dict()}, path)
+    states = torch.load(path, weights_only=True)
+    fresh = vsd.VSDGuide(model)
+    fresh.load_state_dict(states["guide"])
+    assert not models.moved(models.snapshot(guide), fresh)
+
+
 # ---- the file
 
 
@@ -237,20 +285,27 @@ class Hostile:
         return (os.mkdir, ("hostile",))
 
 
-@pytest.mark.parametrize("place", ["whole", "extra", "guide"])
-def test_a_hostile_pickle_is_refused(place, path, monkeypatch):
-    """Even with a valid checksum."""
+@pytest.mark.parametrize("place", ["pickle", "torch", "whole", "extra", "guide"])
+def test_a_hostile_file_raises_and_runs_nothing(place, path, monkeypatch):
+    """A pickle, a file of torch's, and three places of ours, with a valid checksum (yolov9#661)."""
     monkeypatch.chdir(path.parent)
     run = TORCH["adam"]()
     save_checkpoint(path, **run.parts())
     content = read_archive(path)
-    write_archive(path, Hostile() if place == "whole" else {**content, place: {"x": Hostile()}})
+    if place == "pickle":
+        path.write_bytes(pickle.dumps({"guide": Hostile()}))
+    elif place == "torch":
+        torch.save({"guide": Hostile()}, path)
+    else:
+        write_archive(path, Hostile() if place == "whole" else {**content, place: {"x": Hostile()}})
     assert not os.path.exists("hostile")
     before = run.values()
     with pytest.raises(ValueError, match=r"\bpath\b.*last"):
         load_checkpoint(path, **run.parts())
     assert not os.path.exists("hostile")
     assert cases.same(run.values(), before)
+    pickle.loads(pickle.dumps(Hostile()))
+    assert os.path.exists("hostile")  # the bait does bite
 
 
 @pytest.mark.parametrize(

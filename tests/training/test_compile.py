@@ -6,6 +6,7 @@ import torch
 
 import pyro_vsd as vsd
 from pyro_vsd.ops.noise import noise_terms, structured_noise
+from tests.infer import models
 from tests.training import cases
 
 pytestmark = [
@@ -83,3 +84,11 @@ def test_the_noise_kernel():
         results.append([noise, *torch.autograd.grad(noise.square().sum(), (log_alpha, vectors))])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_the_mean_network_compiles_without_a_break():
+    """The network that is served: one graph, the same numbers (scvi-tools#2256)."""
+    model, (x, _) = models.classifier(), models.data()
+    net = vsd.nn.mean_network(model, vsd.VSDGuide(model))
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), net(x))

@@ -1,8 +1,10 @@
 """A step asks nothing of the host: no number is waited for, and nothing larger than a number is made on the CPU.
 
-The ``meta`` device has shapes and no numbers: whatever asks for one, or mixes devices, fails there.
+The ``meta`` device has shapes and no numbers: whatever asks for one, or mixes devices, fails there. Elsewhere guides
+ignore the model's device (pyro#1850), layers make tensors on the CPU (blitz#9, #118), and moves fail (ivon#7).
 """
 
+import math
 from collections import Counter
 
 import pyro
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 import pyro_vsd as vsd
 from pyro_vsd.ops.householder import compact_wy, rotate
 from pyro_vsd.ops.noise import noise_terms, structured_noise, structured_noise_
+from tests.infer import models
 
 B = 8
 PRIORS = {"gaussian": vsd.nn.GaussianPrior(), "hierarchical": vsd.nn.HierarchicalPrior("gamma")}
@@ -160,3 +163,99 @@ def test_draws(name, unchecked):
         assert draw.is_meta
         assert len(draw) == B
     assert all(tensor.numel() <= 1 for tensor in watch.on_cpu)
+
+
+# ---- numbers follow the parameters (pyro#1850, blitz#9, #118, ivon#7)
+
+MODELS = {
+    "plain": models.regressor,
+    "latent": lambda: models.regressor(noise="latent", prior=vsd.nn.HierarchicalPrior()),
+    "learned": lambda: models.regressor(noise="learned"),
+}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def step(loss, optimizer, x, y):
+    optimizer.zero_grad()
+    value = loss(x, y)
+    value.backward()
+    optimizer.step()
+    return value
+
+
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_to_before_and_after_the_first_step(make, dtype, when):
+    """torch's default is double here, so that single precision shows what does not follow."""
+    model, (x, y) = make(), models.data()
+    loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model))
+    if when == "after":
+        step(loss, torch.optim.Adam(loss.parameters()), x, y)
+    loss.to(dtype)
+    x, y = x.to(dtype), y.to(dtype)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+    before = models.snapshot(loss)
+    value = step(loss, optimizer, x, y)
+    assert value.dtype == dtype
+    assert math.isfinite(value.item())
+    assert models.moved(before, loss) == set(before)
+    assert {p.dtype for p in loss.parameters()} == {dtype}
+    prediction = vsd.predict(model, loss.guide, x, num_samples=2)
+    assert prediction.mean.dtype == prediction.samples.dtype == dtype
+
+
+@every_model
+def test_bfloat16_autocast(make):
+    model, (x, y) = make().float(), (v.float() for v in models.data())
+    loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model))
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss(x, y)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        assert value.dtype == torch.float32
+        assert math.isfinite(value.item())
+    assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in loss.parameters())
+
+
+MAKERS = ("randn", "rand", "zeros", "ones", "empty", "full", "eye", "linspace")
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """Names of the functions that make a floating-point tensor without a device, so where torch's default is."""
+    made = []
+    for name in MAKERS:
+        original = getattr(torch, name)
+
+        def noted(*args, original=original, name=name, **kwargs):
+            if kwargs.get("device") is None and kwargs.get("out") is None:
+                made.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(torch, name, noted)
+    return made
+
+
+@every_model
+def test_tensors_are_made_where_the_parameters_are(make, bare):
+    """Without a second device at hand: whoever makes a tensor must say where."""
+    x, y = models.data()
+    model = make()
+    guide = vsd.VSDGuide(model)
+    loss = vsd.VSD_ELBO()(model, guide)
+    loss(x, y)
+    bare.clear()
+    vsd.VSDGuide(model)
+    loss(x, y).backward()
+    guide.median()
+    assert bare == []
+
+
+def test_the_check_sees_a_bare_tensor(bare):
+    torch.zeros(3)
+    torch.zeros(3, device="cpu")
+    assert bare == ["zeros"]

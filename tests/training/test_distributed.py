@@ -1,4 +1,8 @@
-"""Two processes on the loopback interface against one."""
+"""Two processes on the loopback interface against one.
+
+Elsewhere several GPUs, Lightning and ``torch.compile`` find guides whose parameters come too late (pyro#3171,
+scvi-tools#1226, #2256). Here the objective is a module with all its parameters from the start.
+"""
 
 import os
 import subprocess
@@ -7,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import pyro_vsd as vsd
 from pyro_vsd.training import distributed
+from tests.infer import models
 from tests.training import cases, workers
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.slow
 available = torch.distributed.is_available() and torch.distributed.is_gloo_available()
 two_processes = pytest.mark.skipif(not available, reason="torch without gloo")
 
@@ -23,6 +28,7 @@ def run(task, tmp_path):
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(workers.WORLD)]
 
 
+@pytest.mark.slow
 @two_processes
 def test_two_processes_give_the_gradient_of_one(tmp_path):
     first, second = run("expected_gradient", tmp_path)
@@ -55,6 +61,7 @@ def test_two_processes_give_the_gradient_of_one(tmp_path):
     assert 0.4 < scores.square().mean() < 2.0
 
 
+@pytest.mark.slow
 @two_processes
 def test_noise_is_independent_and_parameters_are_the_same(tmp_path):
     first, second = run("training", tmp_path)
@@ -65,6 +72,7 @@ def test_noise_is_independent_and_parameters_are_the_same(tmp_path):
     assert losses[0][-10:].mean() < losses[0][:10].mean()
 
 
+@pytest.mark.slow
 @two_processes
 def test_a_hand_written_model_after_set_up(tmp_path):
     first, second = run("hand_written", tmp_path)
@@ -72,6 +80,7 @@ def test_a_hand_written_model_after_set_up(tmp_path):
     assert cases.same(first, second)
 
 
+@pytest.mark.slow
 @two_processes
 def test_predictions_are_split_and_gathered(tmp_path):
     first, second = run("prediction", tmp_path)
@@ -91,6 +100,7 @@ def test_predictions_are_split_and_gathered(tmp_path):
     assert first["one"]["mean"].shape == (1,)
 
 
+@pytest.mark.slow
 @two_processes
 def test_errors_reach_every_process(tmp_path):
     first, second = run("errors", tmp_path)
@@ -99,6 +109,7 @@ def test_errors_reach_every_process(tmp_path):
     assert "inputs" in first["inputs"]
 
 
+@pytest.mark.slow
 @two_processes
 def test_torchrun(tmp_path):
     """The command itself, as a user types it."""
@@ -134,3 +145,47 @@ def test_components_side_by_side():
     joined, y = distributed.join(parts), torch.arange(5.0)
     expected = torch.cat([parts[0].log_prob(y[:2]), parts[1].log_prob(y[2:])])
     torch.testing.assert_close(joined.log_prob(y), expected)
+
+
+@pytest.fixture
+def group_of_one():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@two_processes
+@pytest.mark.parametrize("noise", [0.5, "learned", "latent"])
+def test_distributed_data_parallel_finds_every_parameter_used(group_of_one, noise):
+    """It raises in the second step where a parameter got no gradient in the first (pyro#3171)."""
+    model, (x, y) = models.regressor(noise=noise), models.data()
+    loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model))
+    wrapped = DistributedDataParallel(loss)
+    torch.manual_seed(0)
+    wrapped(x, y).backward()
+    found = {name: p.grad.clone() for name, p in loss.named_parameters()}
+    wrapped.zero_grad()
+    wrapped(x, y).backward()
+    loss.zero_grad()
+    torch.manual_seed(0)
+    loss(x, y).backward()
+    for name, parameter in loss.named_parameters():
+        torch.testing.assert_close(parameter.grad, found[name])
+
+
+# scvi-tools#1226
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.LBFGS])
+def test_any_torch_optimiser(optimizer):
+    model, (x, y) = models.regressor(noise="learned"), models.data()
+    loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model))
+    before = models.snapshot(loss)
+    steps = optimizer(loss.parameters(), lr=0.001)
+
+    def closure():
+        steps.zero_grad()
+        value = loss(x, y)
+        value.backward()
+        return value
+
+    steps.step(closure)
+    assert models.moved(before, loss) == set(before)

@@ -356,7 +356,7 @@ def test_another_elbo_that_is_not_finite(optimizer):
 
 
 def test_a_gradient_that_overflows_is_neither_saved_nor_returned(tmp_path):
-    """The loss of a step is that of the parameters before it."""
+    """The loss of a step is that of the parameters before it, so ``fit`` looks at the parameters (pyro#1755)."""
     run = Run(checkpoint=tmp_path / "run.ckpt")
     run.fit(1)
     step = torch.optim.SGD.step
@@ -412,6 +412,18 @@ def with_warmup(press):
     return weight
 
 
+def test_between_epochs_the_batch_size_may_change(tmp_path):
+    """The rest of an epoch is then that of the new size."""
+    options = {"checkpoint": tmp_path / "run.ckpt", "seed": None}
+    Run().fit(1, **options)
+    assert Run(elbo=interrupted_at(5)).fit(3, **options, batch_size=6).stopped == "interrupt"
+    with pytest.raises(ValueError, match=r"\bbatch_size\b"):
+        Run().fit(3, **options)
+    resumed = Run()
+    assert len(resumed.fit(3, **options, batch_size=6)) == 3
+    assert load_checkpoint(options["checkpoint"])["step"] == 3 + 4 + 4
+
+
 def test_a_function_goes_on(tmp_path):
     options = {"checkpoint": tmp_path / "run.ckpt"}
     whole = Run(cases.function)
@@ -455,8 +467,9 @@ def test_resume_false_begins_anew(tmp_path):
     assert load_checkpoint(path)["epoch"] == 1
 
 
-RUN = ["seed", "done", "shape", "history", "processes", "best", "best_epoch", "best_states"]
-PROCESS = ["rng", "loader", "epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count", "means.weights"]
+RUN = ["settings", "settings.seed", "done", "history", "processes", "best", "best_epoch", "best_states"]
+PROCESS = ["epoch_start", "epoch_start.rng", "epoch_start.loader", "means", "means.count"]
+PROCESS += ["generators", "generators.rng", "generators.loader"]
 
 
 @pytest.mark.parametrize("field", [*RUN, *(f"processes.0.{field}" for field in PROCESS)])
@@ -478,13 +491,13 @@ def test_a_checkpoint_without_a_field_changes_nothing(field, tmp_path):
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("field", ["rng", "epoch_start"])
+@pytest.mark.parametrize("field", ["generators", "epoch_start"])
 def test_a_checkpoint_with_spoilt_generators_changes_nothing(field, tmp_path):
     path = tmp_path / "run.ckpt"
     Run(elbo=interrupted_at(1), checkpoint=path).fit(2)
     content = read_archive(path)
     (own,) = content["extra"]["fit"]["processes"]
-    (own if field == "rng" else own["epoch_start"])["rng"]["numpy"] = [1, 2]
+    own[field]["rng"]["numpy"] = [1, 2]
     write_archive(path, content)
     run = Run(checkpoint=path)
     before = run.values()
@@ -625,6 +638,8 @@ def test_resuming_something_else(tmp_path):
         Run(checkpoint=path).fit(1, seed=1)
     with pytest.raises(ValueError, match=r"\bbatch_size\b"):
         Run(checkpoint=path).fit(1, batch_size=5)
+    with pytest.raises(ValueError, match=r"\bgenerators\b"):
+        Run(source="generators", checkpoint=path).fit(1)
     save_checkpoint(path, model=run.model, guide=run.guide)
     with pytest.raises(ValueError, match=r"\bcheckpoint\b"):
         Run(checkpoint=path).fit(1)

@@ -38,7 +38,7 @@ def steps(model, guide, x, dtype):
 @every_dtype
 @pytest.mark.parametrize("prior", [vsd.nn.GaussianPrior(), vsd.nn.HierarchicalPrior()], ids=["gaussian", "hierarchy"])
 @pytest.mark.parametrize("alpha", [1e-12, 1e-6, 1.0, 1e6, 1e12])
-def test_droprates(alpha, prior, dtype):
+def test_noise_variances(alpha, prior, dtype):
     model = cases.regressor(noise=0.5, prior=prior)
     steps(model, vsd.VSDGuide(model, init_alpha=alpha), cases.data().x, dtype)
 
@@ -91,8 +91,7 @@ def test_inputs_of_any_size(scale, dtype):
 @pytest.mark.parametrize(("scale", "value"), [(1e30, "inf"), (float("nan"), "nan"), (float("inf"), "nan|inf")])
 def test_inputs_that_are_too_much(scale, value):
     model = regressor()
-    message = f"expected a finite loss, got ({value}): the log-likelihood of site 'y' is"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"({value}).*'y'"):
         steps(model, vsd.VSDGuide(model), scale * cases.data().x, torch.float32)
 
 

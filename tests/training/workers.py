@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import pyro_vsd as vsd
-from pyro_vsd.training import distributed, fit, fitting
+from pyro_vsd.training import distributed, fit
 from tests.training import cases
 
 WORLD = 2
@@ -170,7 +170,8 @@ def fitting(rank: int) -> dict[str, Any]:
         "early": fitted(epochs=50, validation=(lambda *_: {"nll": float(rank)}), early_stopping=3),
     }
     saves = []
-    fitting.save_checkpoint = lambda *args, **kwargs: (saves.append(1), vsd.save_checkpoint(*args, **kwargs))
+    loop: Any = sys.modules["pyro_vsd.training.fitting"]
+    loop.save_checkpoint = lambda *args, **kwargs: (saves.append(1), vsd.save_checkpoint(*args, **kwargs))
     for name, press in (("whole", -1), ("interrupted", 7), ("resumed", -1)):
         elbo = Recorder(press if rank == 1 else -1, kl_weight=vsd.infer.linear_warmup(5))
         path = None if name == "whole" else folder / "run.ckpt"
