@@ -1,4 +1,4 @@
-"""What the rotation buys on the UCI sets: mirrored draws, training from the closed form, how much was found."""
+"""Do correlations help on the UCI sets? Also mirrored draws, training from the closed form, how much was found."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -99,12 +99,12 @@ LONG = {
         seeds=(0,),
     ),
 }
-# Droprates that learn faster than the weights: noise lags behind its best size, and more so with a rotation.
+# Noise variances that learn faster than the weights: they lag behind their best values, and more so with a rotation.
 FAST = {
     f"{name}_alpha{factor}": Variant(
         method,
         options,
-        f"{label}, droprates {factor} times as fast",
+        f"{label}, noise variances {factor} times as fast",
         rates={"log_alpha": factor * 1e-3},
     )
     for factor in (5, 20)

@@ -1,4 +1,4 @@
-"""What the rotation buys: more reflections, a start from the closed form, mirrored draws; on MNIST and three UCI sets.
+"""Do correlations help? More reflections, a start from the closed form, mirrored draws; on MNIST and three UCI sets.
 
 UCI: λ is fixed, at the library's default and at one that makes strong noise (0.3 per weight); held-out rows choose the
 observation noise alone. ``t*_closed`` sets droprates and vectors halfway to the best for the network as it is then.
