@@ -24,9 +24,9 @@ torch.set_num_threads(1)  # matrices are too small to benefit from a second thre
 # %% [markdown]
 # ## A cube with twenty points
 #
-# The data are $y = x^3 + \epsilon$ with $\epsilon \sim N(0, 3^2)$: twenty training points on [-4, 4], and predictions on
-# [-6, 6]. Networks train best with targets of about unit scale, so we divide them by ten. The noise is then 0.3. As in
-# the paper, all methods use this known value.
+# The data are $y = x^3 + \epsilon$ with $\epsilon \sim N(0, 3^2)$: twenty training points on [-4, 4], and predictions
+# on [-6, 6]. Networks train best with targets of about unit scale, so we divide them by ten. The noise is then 0.3. As
+# in the paper, all methods use this known value.
 
 # %%
 NOISE = 0.3
@@ -35,9 +35,9 @@ print(train)
 
 # %% [markdown]
 # `make_method` gives every method the same interface: `step` and `predict`. The network has one hidden layer of 100
-# units. Its input is a single number. Dropout noise on it would only blur the x axis, so the first layer, called `"0"` in
-# the network, has no noise. (MC dropout does not change the inputs by default. BBB has a posterior for every weight and
-# no noise on inputs.) All methods get the same number of steps with a learning rate that falls to zero.
+# units. Its input is a single number. Dropout noise on it would only blur the x axis, so the first layer, called `"0"`
+# in the network, has no noise. (MC dropout does not change the inputs by default. BBB has a posterior for every weight
+# and no noise on inputs.) All methods get the same number of steps with a learning rate that falls to zero.
 
 
 # %%
@@ -74,10 +74,10 @@ for ax, (name, prediction) in zip(axes.flat, predictions.items(), strict=True):
     ax.label_outer()
 
 # %% [markdown]
-# The dotted line is the true function, the shaded bands are ±1, 2 and 3 σ, and the dashed lines show the epistemic part.
-# As desired, all four methods have a small σ at the data and a larger σ away from it. The table has the error within the
-# range of the data, σ near the middle and outside the data, and the share of the true function outside the data that lies
-# in the band of ±3 σ.
+# The dotted line is the true function, the shaded bands are ±1, 2 and 3 σ, and the dashed lines show the epistemic
+# part. As desired, all four methods have a small σ at the data and a larger σ away from it. The table has the error
+# within the range of the data, σ near the middle and outside the data, and the share of the true function outside the
+# data that lies in the band of ±3 σ.
 
 # %%
 x = test.x.squeeze(-1).abs()
@@ -99,11 +99,11 @@ assert SMOKE or sigma_outside["vsd"] > sigma_outside["vd"] > sigma_outside["mc_d
 assert SMOKE or errors["bbb"] > max(errors["mc_dropout"], errors["vd"], errors["vsd"])
 
 # %% [markdown]
-# Of the three kinds of dropout VSD has the largest σ outside the data. The noise variances explain this: VD keeps every α
-# at 1 or below, VSD does not. BBB is also uncertain there, but it has the worst fit to the data.
+# Of the three kinds of dropout VSD has the largest σ outside the data. The noise variances explain this: VD keeps every
+# α at 1 or below, VSD does not. BBB is also uncertain there, but it has the worst fit to the data.
 #
-# No band contains the whole true function. ReLU networks extrapolate along straight lines, and the cube does not. A band
-# shows how much the networks that fit the data disagree. It cannot show functions that no such network represents.
+# No band contains the whole true function. ReLU networks extrapolate along straight lines, and the cube does not. A
+# band shows how much the networks that fit the data disagree. It cannot show functions that no such network represents.
 
 # %% [markdown]
 # ## Between two clusters
@@ -114,14 +114,14 @@ assert SMOKE or errors["bbb"] > max(errors["mc_dropout"], errors["vd"], errors["
 # $$\mathrm{Var} f(x) = (\theta \odot h(x))^\top\, \Sigma\, (\theta \odot h(x)),$$
 #
 # where $h(x)$ are the hidden units and $\Sigma$ is the covariance of their noise. With *independent* noise (VD: Σ is
-# diagonal) this is a sum of squares of ReLUs, which is a convex function of $x$ in one dimension. Between two clusters it
-# can never exceed its value at the less certain cluster. Only correlated noise can do better: it can cancel at the data
-# but not between them.
+# diagonal) this is a sum of squares of ReLUs, which is a convex function of $x$ in one dimension. Between two clusters
+# it can never exceed its value at the less certain cluster. Only correlated noise can do better: it can cancel at the
+# data but not between them.
 #
-# First we train a plain network with one hidden layer of 50 units. `bayesianize` starts from the weights of the network.
-# So we can keep the network fixed and fit the noise alone, with a learning rate of zero for everything else. All guides
-# trained in this way have the same mean and differ only in the number T of reflections. The noise multiplies weights, so
-# a weight near zero stays near zero. For this reason the last layer starts five times as large as usual.
+# First we train a plain network with one hidden layer of 50 units. `bayesianize` starts from the weights of the
+# network. So we can keep the network fixed and fit the noise alone, with a learning rate of zero for everything else.
+# All guides trained in this way have the same mean and differ only in the number T of reflections. The noise multiplies
+# weights, so a weight near zero stays near zero. For this reason the last layer starts five times as large as usual.
 
 # %%
 train, test = vsd.datasets.two_clusters()
@@ -198,9 +198,9 @@ assert SMOKE or default < 1
 # ## Patients: intervals and their coverage
 #
 # The diabetes data of scikit-learn contain the progression of the disease after a year and ten measurements of each
-# patient. A 90 % interval is correct if it contains the true value for nine of ten test patients. Here the observation
-# noise is learned, and the ten inputs have dropout noise as well. Batches always have nearly equal sizes; with a batch
-# size of 59 they are exactly equal.
+# patient. A 90 % interval is correct if it contains the true value for nine of ten test patients. Here the
+# observation noise is learned, and the ten inputs have dropout noise as well. Batches always have nearly equal sizes;
+# with a batch size of 59 they are exactly equal.
 
 # %%
 train, test = vsd.datasets.diabetes()
@@ -227,9 +227,9 @@ assert SMOKE or coverages["map"].lt(LEVELS).all()
 
 # %% [markdown]
 # The plain network (`map`, the best single set of weights) is overconfident at every level: it has fitted the noise of
-# the training patients and underestimates its errors. VSD comes close to the levels and is better in every metric of the
-# report. With so few patients a share has a standard error of up to five points, so the remaining differences may be
-# chance.
+# the training patients and underestimates its errors. VSD comes close to the levels and is better in every metric of
+# the report. With so few patients a share has a standard error of up to five points, so the remaining differences may
+# be chance.
 #
 # The figure shows the intervals of the first twenty test patients in the original units.
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 2. Classification: calibration, OOD detection, abstention
 #
-# A classifier returns probabilities. Are they calibrated: is it right in 90 % of the cases in which it says 90 %? Does it
-# detect images of classes that it has never seen? Can it pass uncertain images to a human? We answer these questions for
-# a VSD network and for the same network without noise.
+# A classifier returns probabilities. Are they calibrated: is it right in 90 % of the cases in which it says 90 %?
+# Does it detect images of classes that it has never seen? Can it pass uncertain images to a human? We answer these
+# questions for a VSD network and for the same network without noise.
 #
 # The data are the handwritten digits of scikit-learn. As a script, this tutorial also runs on larger data sets in the
 # layout of torchvision:
@@ -84,8 +84,8 @@ print(f"VSD, loss per image: {first:.3f} in the first epoch, {last:.3f} in the l
 # %% [markdown]
 # ## Accuracy and calibration
 #
-# `predict` averages the probabilities of a hundred networks drawn from the posterior. `report` computes the usual metrics.
-# From `fpr_at_95_tpr` on they evaluate the detection of the unknown classes by the largest probability.
+# `predict` averages the probabilities of a hundred networks drawn from the posterior. `report` computes the usual
+# metrics. From `fpr_at_95_tpr` on they evaluate the detection of the unknown classes by the largest probability.
 
 
 # %%
@@ -127,13 +127,13 @@ assert not CHECK or (numbers[2] > 2 * numbers[3] and numbers[4] > 2 * numbers[5]
 
 # %% [markdown]
 # Both networks make more errors as the noise grows, at about the same rate. With little noise VSD is underconfident and
-# has the larger ECE. With strong noise the plain network is far overconfident: its NLL and ECE are more than twice those
-# of VSD.
+# has the larger ECE. With strong noise the plain network is far overconfident: its NLL and ECE are more than twice
+# those of VSD.
 #
 # The reliability diagram shows the parts of an ECE. Images are grouped into bins by confidence. On the diagonal the
-# accuracy equals the confidence; below it the network is overconfident. The bars are 95 % intervals. They are wide where
-# a bin has few images, as most bins of the left panel do. (These bins are wider than those of the table, so the ECE
-# differs a little.)
+# accuracy equals the confidence; below it the network is overconfident. The bars are 95 % intervals. They are wide
+# where a bin has few images, as most bins of the left panel do. (These bins are wider than those of the table, so the
+# ECE differs a little.)
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
@@ -144,8 +144,9 @@ for ax, (title, predictions) in zip(axes, {"test images": seen, "with noise 0.5"
 # %% [markdown]
 # ## Images of unknown classes
 #
-# There is no correct label for the two unknown classes. The best prediction spreads its probability over the classes. The
-# entropy measures this: it is 0 for a certain prediction and log 8 ≈ 2.08 nats if all eight classes are equally likely.
+# There is no correct label for the two unknown classes. The best prediction spreads its probability over the classes.
+# The entropy measures this: it is 0 for a certain prediction and log 8 ≈ 2.08 nats if all eight classes are equally
+# likely.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
@@ -157,7 +158,7 @@ mean_entropy = {name: (seen[name].entropy.mean(), unseen[name].entropy.mean()) f
 sure_of = {}
 for name, (inside, outside) in mean_entropy.items():
     sure_of[name] = certain = (unseen[name].confidence > 0.9).double().mean()
-    print(f"{name:6} entropy: known {inside:.3f}, unknown {outside:.3f}; over 90 % confidence for {certain:.0%} of these")
+    print(f"{name:6} entropy: known {inside:.3f}, unknown {outside:.3f}; over 90 % confident for {certain:.0%}")
 
 assert not CHECK or mean_entropy["VSD"][1] > mean_entropy["plain"][1]
 assert not CHECK or sure_of["VSD"] < 0.5 * sure_of["plain"]
@@ -167,8 +168,8 @@ assert not CHECK or reports["VSD"]["auroc"] > reports["plain"]["auroc"]
 # The plain network is often certain about images of unknown classes. VSD is much less often.
 #
 # The entropy of an averaged prediction is the sum of two parts. The *expected entropy* is large if each sampled network
-# is uncertain by itself, for example about an image between two digits. The *mutual information* is large if the networks
-# are confident but disagree, for example about an image unlike the training data.
+# is uncertain by itself, for example about an image between two digits. The *mutual information* is large if the
+# networks are confident but disagree, for example about an image unlike the training data.
 
 # %%
 for name, prediction in {"known": seen["VSD"], "unknown": unseen["VSD"]}.items():
@@ -235,7 +236,7 @@ for ax, row in zip(axes, doubtful.tolist(), strict=True):
 # - `vsd.metrics.report(prediction, y, ood=other)` computes the table. `prediction.entropy`, `.mutual_information` and
 #   `.confidence` have one value for each image.
 # - On easy data similar to the training data, expect little from any Bayesian method. Test it under shift.
-# - Choose the threshold for abstaining on your own held-out data: `vsd.metrics.risk_coverage(…).within(0.01)` returns the
-#   threshold that limits the error to 1 %.
+# - Choose the threshold for abstaining on your own held-out data: `vsd.metrics.risk_coverage(…).within(0.01)` returns
+#   the threshold that limits the error to 1 %.
 #
 # Next: [your own Pyro model](03_your_own_pyro_model.ipynb).

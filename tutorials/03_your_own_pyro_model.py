@@ -2,8 +2,8 @@
 # # 3. Your own Pyro model
 #
 # `vsd.nn` is a convenience. `VSDGuide` works with any Pyro model that samples weight matrices, for example a function
-# with `pyro.sample` statements. Here we write a model with a network, group effects and an unknown noise level. We attach
-# guides to it, anneal the KL, look at the parts of the loss, and save and load everything.
+# with `pyro.sample` statements. Here we write a model with a network, group effects and an unknown noise level. We
+# attach guides to it, anneal the KL, look at the parts of the loss, and save and load everything.
 
 # %%
 import os
@@ -79,8 +79,8 @@ def model(x, sensor, y=None):
 # %% [markdown]
 # ## The guide
 #
-# The guide takes one line. It finds the sites in the first call or in `setup`. From the way the model uses a weight it also
-# finds which axis of the weight has the noise. Create a torch optimiser after `setup`: before it the guide has no
+# The guide takes one line. It finds the sites in the first call or in `setup`. From the way the model uses a weight it
+# also finds which axis of the weight has the noise. Create a torch optimiser after `setup`: before it the guide has no
 # parameters.
 
 # %%
@@ -93,9 +93,9 @@ print("noise axis of w1:", guide.noise_dim("w1"), "of w2:", guide.noise_dim("w2"
 # %% [markdown]
 # ## Training with an annealed KL
 #
-# A schedule is a function from the step to the weight of the KL. `linear_warmup` rises from 0 to 1 and stays there, so the
-# network can fit the data before the noise grows. After each step `elbo.terms` holds the parts of the loss. They are
-# tensors, so it costs nothing to keep them.
+# A schedule is a function from the step to the weight of the KL. `linear_warmup` rises from 0 to 1 and stays there, so
+# the network can fit the data before the noise grows. After each step `elbo.terms` holds the parts of the loss. They
+# are tensors, so it costs nothing to keep them.
 
 # %%
 STEPS = 30 if SMOKE else 2000
@@ -134,15 +134,15 @@ assert torch.isclose(last["loss"], last["kl_weight"] * sum(last["kl"].values()) 
 assert last["loss"] < first["loss"]
 
 # %% [markdown]
-# The left panel shows the loss and its parts, averaged over fifty steps. The weighted KL rises with its weight, while the
-# fit still improves. The right panel shows the KL of each site. (The KL of `tau` is a sampled estimate and can be
+# The left panel shows the loss and its parts, averaged over fifty steps. The weighted KL rises with its weight, while
+# the fit still improves. The right panel shows the KL of each site. (The KL of `tau` is a sampled estimate and can be
 # negative.) All values are sums over the whole training set, which is Pyro's convention.
 #
 # ## The posterior
 #
-# `guide.posterior(site)` is the distribution of a site. A constant can be moved between the offsets and the level, so we
-# subtract the mean from both the offsets and the truth before we compare them. The offset of a sensor with few readings
-# should be less certain than that of a sensor with many.
+# `guide.posterior(site)` is the distribution of a site. A constant can be moved between the offsets and the level, so
+# we subtract the mean from both the offsets and the truth before we compare them. The offset of a sensor with few
+# readings should be less certain than that of a sensor with many.
 
 # %%
 offset = guide.posterior("offset")
@@ -173,9 +173,9 @@ assert SMOKE or epistemic["few"] > epistemic["many"]
 # %% [markdown]
 # ## Several guides
 #
-# Mean-field posteriors have no correlations. They cannot represent that the level may be higher and all offsets lower by
-# the same amount, so they underestimate the uncertainty of both. A second guide can handle these sites. `AutoGuideList`
-# combines guides, and `poutine.block` gives each its part of the model.
+# Mean-field posteriors have no correlations. They cannot represent that the level may be higher and all offsets lower
+# by the same amount, so they underestimate the uncertainty of both. A second guide can handle these sites.
+# `AutoGuideList` combines guides, and `poutine.block` gives each its part of the model.
 
 # %%
 pyro.set_rng_seed(0)
@@ -220,11 +220,11 @@ assert SMOKE or rmse["both guides"] < 1.1 * rmse["one guide"]
 # %% [markdown]
 # The two guides end at different places of one valley, along which level + offset is constant. The second guide
 # represents the direction of the valley, so both of its posteriors are wider. They are still too narrow: with eight
-# offsets of scale τ their mean, and therefore the level, is uncertain by about τ/√8. Stochastic gradients need many steps
-# to fill a long narrow valley. The predictions depend on the sum only, and they are as good as before.
+# offsets of scale τ their mean, and therefore the level, is uncertain by about τ/√8. Stochastic gradients need many
+# steps to fill a long narrow valley. The predictions depend on the sum only, and they are as good as before.
 #
-# A guide can also be your own function that calls `VSDGuide` for the weights and `pyro.sample` for the rest. The objective
-# contains the KL of every site: in closed form if it is known, else as a sampled estimate. Sites without
+# A guide can also be your own function that calls `VSDGuide` for the weights and `pyro.sample` for the rest. The
+# objective contains the KL of every site: in closed form if it is known, else as a sampled estimate. Sites without
 # reparametrised samples, such as discrete sites, must be summed out of the model first.
 #
 # ## Saving and loading
@@ -240,15 +240,16 @@ assert torch.equal(fresh.alpha("w2"), guide.alpha("w2"))
 print(len(state), "entries, the first:", next(iter(state)))
 
 # %% [markdown]
-# **Pyro's parameter store** holds the parameters of `pyro.param` statements: here `b1`, because this model is a function.
-# The store is global and identifies parameters by name. This has two consequences:
+# **Pyro's parameter store** holds the parameters of `pyro.param` statements: here `b1`, because this model is a
+# function. The store is global and identifies parameters by name. This has two consequences:
 #
 # - Call `pyro.clear_param_store()` before you train again, as we did above. Otherwise the second model starts with the
 #   `b1` of the first one. The guide's parameters never come from the store.
-# - A guide's `state_dict` does not contain `b1`. `save_checkpoint` saves it, along with the optimiser's state, the step of
-#   the KL schedule and the state of the random generators.
+# - A guide's `state_dict` does not contain `b1`. `save_checkpoint` saves it, along with the optimiser's state, the step
+#   of the KL schedule and the state of the random generators.
 #
-# If the model is a `PyroModule` (all of `vsd.nn` are), its parameters belong to the module and you can ignore the store.
+# If the model is a `PyroModule` (all of `vsd.nn` are), its parameters belong to the module and you can ignore the
+# store.
 
 # %%
 pyro.set_rng_seed(1)

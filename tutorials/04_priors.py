@@ -48,8 +48,8 @@ print(train, f"· mean {test.y.mean():.2f} and standard deviation {test.y.std():
 # ## The same network, four objectives
 #
 # The network, the guide and the initial values are the same in all runs. The KL to a stated prior is a sum over all
-# weights, which is large compared to the likelihood of 300 rows. So we use `kl_weight=0.1` for it. (The empirical-Bayes KL
-# counts per unit by default, with a weight of 1.)
+# weights, which is large compared to the likelihood of 300 rows. So we use `kl_weight=0.1` for it. (The empirical-Bayes
+# KL counts per unit by default, with a weight of 1.)
 
 # %%
 HIERARCHY = vsd.nn.HierarchicalPrior("inverse_gamma", a=1.0, b=1.0)
@@ -102,8 +102,8 @@ assert SMOKE or averages.max() - averages.min() < 2 * spreads.max()
 # Three scores of an input unit of the first layer are candidates:
 #
 # - the norm of its mean weights, $\lVert \mathbb E[z_i]\, \Theta_i \rVert$, from `guide.mean()`;
-# - the variance $s_i$ of its noise, `guide.noise(site).variance`: an irrelevant input can have a lot of noise. (Do not use
-#   `alpha`, which a rotation mixes between units.)
+# - the variance $s_i$ of its noise, `guide.noise(site).variance`: an irrelevant input can have a lot of noise. (Do not
+#   use `alpha`, which a rotation mixes between units.)
 # - with a hierarchical prior, the scale $\mathbb E[z_i]$ from `guide.scale_posterior(site)`.
 
 # %%
@@ -151,20 +151,20 @@ assert SMOKE or contrast["mean weights", optimum] > contrast["z", optimum]
 # Curves and columns are means over the three runs. A contrast is the ratio of the two columns; larger is better.
 #
 # The variance of the noise separates the two kinds of inputs with every prior. It is several times larger on irrelevant
-# inputs. The five inputs with the least noise are the relevant ones, with at most one miss in three runs. The norm of the
-# weights is a weaker score. None of these KL terms pulls an unused weight to zero: the default does not depend on it, and
-# a stated Gaussian favours weights of its own width. Only the hierarchical prior with the optimal β, with its product zΘ,
-# finds all five inputs in all three runs.
+# inputs. The five inputs with the least noise are the relevant ones, with at most one miss in three runs. The norm of
+# the weights is a weaker score. None of these KL terms pulls an unused weight to zero: the default does not depend on
+# it, and a stated Gaussian favours weights of its own width. Only the hierarchical prior with the optimal β, with its
+# product zΘ, finds all five inputs in all three runs.
 #
-# E[z] by itself is the weakest score if β is at its optimum. With the prior as stated it is better, but the weakest of the
-# relevant inputs, $x_4$, is still misclassified now and then.
+# E[z] by itself is the weakest score if β is at its optimum. With the prior as stated it is better, but the weakest of
+# the relevant inputs, $x_4$, is still misclassified now and then.
 
 # %% [markdown]
 # ## What E[z] means
 #
-# Why is E[z] so flat with the optimal β? The data depend on the product zΘ only, and β* adapts the width of the prior to
-# Θ. The KL of z given Θ is $\frac{Q}{2} (z - \log z - 1)$ for every Θ, with its minimum at 1. The hyperprior adds its own
-# pull (its mode is at ½). The table shows the posterior of z in the first run and the product that is relevant:
+# Why is E[z] so flat with the optimal β? The data depend on the product zΘ only, and β* adapts the width of the prior
+# to Θ. The KL of z given Θ is $\frac{Q}{2} (z - \log z - 1)$ for every Θ, with its minimum at 1. The hyperprior adds
+# its own pull (its mode is at ½). The table shows the posterior of z in the first run and the product that is relevant:
 
 # %%
 for name in (optimum, stated):
@@ -175,17 +175,17 @@ for name in (optimum, stated):
 assert SMOKE or (relevance["z"][optimum] - 1).abs().max() < 0.6
 
 # %% [markdown]
-# With the optimal β, z is hardly further from 1 for an irrelevant input than for $x_4$, but its posterior is wider because
-# the data do not constrain it. A stated prior has a fixed width. With it z decreases for inputs that the data do not
-# need, and stays up for the others.
+# With the optimal β, z is hardly further from 1 for an irrelevant input than for $x_4$, but its posterior is wider
+# because the data do not constrain it. A stated prior has a fixed width. With it z decreases for inputs that the data
+# do not need, and stays up for the others.
 #
 # ## What to take away
 #
-# - The default needs no choices and does not shrink weights. For shrinkage use `prior="model"` with a scale that you chose
-#   and a `kl_weight` that you checked on held-out data, or weight decay in the optimiser.
+# - The default needs no choices and does not shrink weights. For shrinkage use `prior="model"` with a scale that you
+#   chose and a `kl_weight` that you checked on held-out data, or weight decay in the optimiser.
 # - To find relevant inputs use the variance of the noise first, `guide.noise(site).variance`.
 # - `E[z]` is a score of relevance with `prior="model"` only. With the default use `guide.mean()`, the product.
-# - `HierarchicalPrior` also has `"gamma"` and `"half_cauchy"`. Your own class with the two methods of `vsd.nn.Prior` works
-#   as well.
+# - `HierarchicalPrior` also has `"gamma"` and `"half_cauchy"`. Your own class with the two methods of `vsd.nn.Prior`
+#   works as well.
 #
 # Next: [convolutional networks](05_convolutional_networks.ipynb).

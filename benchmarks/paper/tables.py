@@ -125,7 +125,8 @@ def rotation(task: str, results: Results) -> str:
             rows.append([f"{setting.variants[name].label} − {setting.variants[base].label}", *cells])
     header = ["difference", *(name for name, *_ in MEASURES)]
     title = f"{TITLES.get(task, task.replace('_', ', '))}: effect of the rotation"
-    return markdown(title, header, rows, "Paired by seed. A negative difference means that the rotation is better.") if rows else ""
+    note = "Paired by seed. A negative difference means that the rotation is better."
+    return markdown(title, header, rows, note) if rows else ""
 
 
 def twin(variant: str) -> str:
@@ -150,7 +151,7 @@ def detection(task: str, outside: str, results: Results) -> str:
     note = "Rows are ranked by the largest probability."
     if not table:
         elsewhere = any((SETTINGS[t].data, o) == (setting.data, outside) for t, o in published.DETECTION)
-        note += f" The paper has {'this pair of data sets for a different network' if elsewhere else 'no such pair of data sets'}."
+        note += f" The paper has {'this pair for a different network' if elsewhere else 'no such pair of data sets'}."
     return markdown(title, header, rows, note) if rows else ""
 
 
