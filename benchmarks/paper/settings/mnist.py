@@ -1,4 +1,4 @@
-"""MNIST as rows of pixels, two fully connected networks; FashionMNIST as unfamiliar inputs. And the ablations.
+"""MNIST as rows of pixels, two fully connected networks; FashionMNIST as OOD inputs. And the ablations.
 
 The paper trains for 100 epochs and predicts with 100 samples; here 15 epochs with a cosine and 50 samples, which a CPU
 can do, and single runs of 100 epochs.
