@@ -21,7 +21,7 @@ help:
 	@echo "make test-oldest  the fast tests with the oldest versions supported, in .venv-oldest (needs Python 3.10)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the documentation site, in docs/_build/html"
-	@echo "make tutorials  run the tutorials and write their notebooks anew"
+	@echo "make tutorials  run the tutorials and rewrite their notebooks"
 	@echo "make clean      remove .venv and caches"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
 

@@ -1,4 +1,4 @@
-"""What the documentation promises: its Python runs, its names and links exist, the site builds without a warning."""
+"""Facts about the documentation: its Python runs, its names and links exist, the site builds without a warning."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 TEXTS = [*PAGES, *sorted(DOCS.glob("api/*.md")), *sorted(ROOT.glob("*.md"))]
 FORMULAS = (DOCS / "formulas.md").read_text(encoding="utf-8")
-MODULES = [f"pyro_vsd.{info.name}" for info in pkgutil.iter_modules(vsd.__path__)]
+MODULES = [f"pyro_vsd.{info.name}" for info in pkgutil.iter_modules(vsd.__path__) if not info.name.startswith("_")]
 
 
 def blocks(page):
@@ -101,6 +101,21 @@ def links():
 @pytest.mark.parametrize("target", list(links()))
 def test_linked_file_exists(target):
     assert target.exists()
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*_evidence.md")), ids=lambda page: page.stem)
+def test_advice_links_to_its_evidence(page):
+    """A page of measurements stands behind a page of advice; each links to the other."""
+    name = page.name.replace("_evidence", "")
+    advice = (ROOT / "benchmarks/README.md" if name == "benchmarks.md" else DOCS / name).read_text(encoding="utf-8")
+    assert page.name in advice
+    assert f"({name})" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_of_prose_have_at_most_120_characters(page):
+    prose = re.sub(r"```.*?```|\$\$.*?\$\$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
 
 def documented_objects(inventory):

@@ -1,4 +1,4 @@
-"""What the README promises: its Python runs as it stands, its commands exist, the demo draws its figure."""
+"""Facts about the README: its Python runs as it is, its commands and links exist, the demo draws its figure."""
 
 import ast
 import os
@@ -17,8 +17,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_readme_has_an_example_of_25_lines():
-    assert len(BLOCKS[0].splitlines()) <= 25
+def test_readme_has_an_example():
+    assert BLOCKS
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -274,6 +274,6 @@ def test_check_fails_on_a_problem(folder):
     assert "09_small.ipynb is not listed in README.md" in done.stderr
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="expected tutorials among 01_regression, .*, got 99_nothing"):
+def test_an_unknown_name_raises():
+    with pytest.raises(ValueError, match="99_nothing"):
         build.scripts(["99_nothing"])

@@ -1,13 +1,13 @@
 # %% [markdown]
-# # 1. Regression: where a network is unsure
+# # 1. Regression: predictions with uncertainty
 #
-# A network that predicts numbers should also say how far off it may be. This page looks at that in three steps: the toy
-# problem of the VSD paper beside three older methods, a gap between two groups of data, and real patients, where we
-# count how often the truth falls into the predicted interval.
+# A regression network should also say how large its error may be. This tutorial has three parts. First we compare VSD
+# with three older methods on the toy problem of the VSD paper. Then we look at the gap between two clusters of data. In
+# the last part the data are real patients, and we count how often the true value lies in the predicted interval.
 #
-# Words used throughout: σ is the standard deviation of a prediction. Its square is the sum of an *aleatoric* part, the
-# noise of the data, and an *epistemic* part, what the model does not know about the function. More data shrinks the
-# second, not the first.
+# We write σ for the standard deviation of a prediction. Its square is the sum of two parts. The *aleatoric* part is the
+# noise of the data. The *epistemic* part is the uncertainty about the function. More data reduces the second part, but
+# not the first.
 
 # %%
 import os
@@ -18,14 +18,15 @@ import torch
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that all of this works
-torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
+torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
 
 # %% [markdown]
 # ## A cube with twenty points
 #
-# $y = x^3 + \epsilon$ with $\epsilon \sim N(0, 3^2)$: twenty points on [-4, 4], looked at on [-6, 6]. Networks like
-# targets of unit size, so we divide them by ten; the noise is then 0.3, and we tell the methods so, as the paper does.
+# The data are $y = x^3 + \epsilon$ with $\epsilon \sim N(0, 3^2)$: twenty training points on [-4, 4], and predictions
+# on [-6, 6]. Networks train best with targets of about unit scale, so we divide them by ten. The noise is then 0.3. As
+# in the paper, all methods use this known value.
 
 # %%
 NOISE = 0.3
@@ -33,15 +34,15 @@ train, test = (vsd.datasets.Data(data.x, data.y / 10) for data in vsd.datasets.c
 print(train)
 
 # %% [markdown]
-# `make_method` gives each method the same face: `step` and `predict`. The network has one hidden layer of 100 units.
-# The input is a single number: to multiply it by dropout noise would only blur the axis, so the first layer, called
-# `"0"` in the network, has no noise. (MC dropout leaves the inputs alone by default. BBB has a posterior for every
-# weight, and no noise on inputs.) All methods get the same number of steps with a step size that falls to zero.
+# `make_method` gives every method the same interface: `step` and `predict`. The network has one hidden layer of 100
+# units. Its input is a single number. Dropout noise on it would only blur the x axis, so the first layer, called `"0"`
+# in the network, has no noise. (MC dropout does not change the inputs by default. BBB has a posterior for every weight
+# and no noise on inputs.) All methods get the same number of steps with a learning rate that falls to zero.
 
 
 # %%
 def train_method(name, sizes, data, *, steps, batch_size=100, noise="learned", **options):
-    """A method trained for so many steps, by Adam with a learning rate from 0.01 down to 0 along a cosine."""
+    """Train a method with Adam; the learning rate falls from 0.01 to 0 along a cosine."""
     pyro.set_rng_seed(0)
     net = vsd.nn.mlp(sizes)
     method = vsd.baselines.make_method(
@@ -73,9 +74,10 @@ for ax, (name, prediction) in zip(axes.flat, predictions.items(), strict=True):
     ax.label_outer()
 
 # %% [markdown]
-# Dotted is the cube, shaded are ±1, 2 and 3 σ, dashed the epistemic part. All four are sure at the data and less sure
-# away from it, which is what we want. In numbers: the error inside the data's range; σ near the middle and beyond the
-# data; and the share of the cube beyond the data that the band of ±3 σ contains.
+# The dotted line is the true function, the shaded bands are ±1, 2 and 3 σ, and the dashed lines show the epistemic
+# part. As desired, all four methods have a small σ at the data and a larger σ away from it. The table has the error
+# within the range of the data, σ near the middle and outside the data, and the share of the true function outside the
+# data that lies in the band of ±3 σ.
 
 # %%
 x = test.x.squeeze(-1).abs()
@@ -91,35 +93,35 @@ for name, prediction in predictions.items():
     print(f"{TITLES[name]:12}{errors[name]:12.2f}{middle:10.2f}{beyond:10.2f}{covered:15.0%}")
     assert SMOKE or beyond > 2 * middle
 for name in ("vd", "vsd"):
-    print(f"mean droprate α of {TITLES[name]}: {methods[name].guide.alpha('net.2.weight').mean():.2f}")
+    print(f"mean noise variance α of {TITLES[name]}: {methods[name].guide.alpha('net.2.weight').mean():.2f}")
 
 assert SMOKE or sigma_outside["vsd"] > sigma_outside["vd"] > sigma_outside["mc_dropout"]
 assert SMOKE or errors["bbb"] > max(errors["mc_dropout"], errors["vd"], errors["vsd"])
 
 # %% [markdown]
-# Of the three kinds of dropout VSD is the least sure beyond the data. The droprates say why: VD must hold every α at 1
-# or below, VSD need not. BBB is unsure too, but pays for it with the worst fit to the data.
+# Of the three kinds of dropout VSD has the largest σ outside the data. The noise variances explain this: VD keeps every
+# α at 1 or below, VSD does not. BBB is also uncertain there, but it has the worst fit to the data.
 #
-# No band contains the cube all the way. ReLU networks go on in straight lines and the truth does not; a band tells
-# how far the networks that fit the data disagree, not what no network of this kind can be.
+# No band contains the whole true function. ReLU networks extrapolate along straight lines, and the cube does not. A
+# band shows how much the networks that fit the data disagree. It cannot show functions that no such network represents.
 
 # %% [markdown]
 # ## Between two clusters
 #
-# Harder than to be unsure beyond the data is to be unsure *between* data. With noise on the inputs of the last layer,
-# the epistemic variance of the output is
+# Being uncertain *between* clusters is harder than being uncertain outside them. With noise on the inputs of the last
+# layer, the epistemic variance of the output is
 #
 # $$\mathrm{Var} f(x) = (\theta \odot h(x))^\top\, \Sigma\, (\theta \odot h(x)),$$
 #
-# $h(x)$ the hidden units and $\Sigma$ the covariance of their noise. With *independent* noise (VD: Σ is diagonal) this
-# is a sum of squares of ReLUs, a convex function of $x$ in one dimension: between two clusters it can never be above
-# what it is at the less certain one. Only correlated noise, that cancels at the data and not between, can do better.
+# where $h(x)$ are the hidden units and $\Sigma$ is the covariance of their noise. With *independent* noise (VD: Σ is
+# diagonal) this is a sum of squares of ReLUs, which is a convex function of $x$ in one dimension. Between two clusters
+# it can never exceed its value at the less certain cluster. Only correlated noise can do better: it can cancel at the
+# data but not between them.
 #
-# We train a plain network with one hidden layer of 50 units first. `bayesianize` starts from the weights that the
-# network has, so we can then keep it as it is and fit the noise alone: a learning rate of zero for the rest. Each
-# guide below has the same mean, and only the number T of reflections, the correlations, differs. The noise multiplies
-# weights, so a weight near zero stays near zero: we start the last layer five times as large as usual, lest there is
-# nothing to be unsure about.
+# First we train a plain network with one hidden layer of 50 units. `bayesianize` starts from the weights of the
+# network. So we can keep the network fixed and fit the noise alone, with a learning rate of zero for everything else.
+# All guides trained in this way have the same mean and differ only in the number T of reflections. The noise multiplies
+# weights, so a weight near zero stays near zero. For this reason the last layer starts five times as large as usual.
 
 # %%
 train, test = vsd.datasets.two_clusters()
@@ -135,12 +137,12 @@ for _ in range(20 if SMOKE else 500):
 
 
 def fit_noise(net, num_reflections, **rates):
-    """Structured noise on the last layer of a network, and the predictions with it."""
+    """Fit structured noise on the last layer of a network; return the predictions."""
     pyro.set_rng_seed(0)
     model = vsd.nn.Regressor(vsd.nn.bayesianize(net, exclude="0"), num_data=len(train), noise=0.1)
     guide = vsd.VSDGuide(model, num_reflections=num_reflections, init_alpha=0.01)
     optimizer = torch.optim.Adam(guide.parameter_groups(lr=3e-2, **rates))
-    epochs = 20 if SMOKE else 2000  # one batch holds all of the data
+    epochs = 20 if SMOKE else 2000  # one batch holds all data
     vsd.fit(
         model, guide, train, epochs=epochs, optimizer=optimizer, progress=False,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs),
@@ -149,10 +151,10 @@ def fit_noise(net, num_reflections, **rates):
 
 
 gaps = {
-    "VD: T = 0, the noise alone": fit_noise(trained, 0, theta=0, model=0),
-    "VSD: T = 2, the noise alone": fit_noise(trained, 2, theta=0, model=0),
-    "VSD: T = 20, the noise alone": fit_noise(trained, 20, theta=0, model=0),
-    "VSD: T = 2, all from the start": fit_noise(vsd.nn.mlp([1, 50, 1]), 2),
+    "VD: T = 0, noise only": fit_noise(trained, 0, theta=0, model=0),
+    "VSD: T = 2, noise only": fit_noise(trained, 2, theta=0, model=0),
+    "VSD: T = 20, noise only": fit_noise(trained, 20, theta=0, model=0),
+    "VSD: T = 2, trained from scratch": fit_noise(vsd.nn.mlp([1, 50, 1]), 2),
 }
 
 # %%
@@ -181,24 +183,24 @@ assert SMOKE or independent < few < many
 assert SMOKE or default < 1
 
 # %% [markdown]
-# Independent noise is *most* sure between the clusters, as the formula says it must be. With enough
-# reflections VSD is less sure there than at the data. Not enough to hold the true cosine, though (the last column): the
-# noise varies the network that was found, by multiplying its weights. It does not know all the functions there are.
+# Independent noise has the *smallest* σ between the clusters, as the formula predicts. With enough reflections the σ of
+# VSD is larger there than at the data. It is still too small to contain the true cosine (last column): the noise only
+# multiplies the weights of one trained network, and does not cover all functions that fit the data.
 #
-# We chose this recipe (noise alone, a larger last layer, twenty reflections) among some thirty that we tried, by the
-# very ratio printed above: it shows what the noise can do, not what a first try gives.
+# We chose this recipe (noise only, a larger last layer, twenty reflections) among about thirty that we tried, by the
+# ratio printed above. It shows what the noise can do, not what a first try gives.
 #
-# The last panel is the warning that belongs here: two reflections, everything trained together from the usual start,
-# is what you get by default, and it does not see the gap. While the network is being trained, noise on units that
-# matter is expensive, and the network learns to do without them. If in-between uncertainty is what you need, fit the
-# noise to a trained network, with many reflections: they cost little.
+# The last panel is a warning. By default there are two reflections and everything is trained together. The result does
+# not detect the gap. During training, noise on important units raises the loss, and the network learns to avoid it. If
+# you need uncertainty between clusters, fit the noise to a trained network with many reflections. They cost little.
 
 # %% [markdown]
 # ## Patients: intervals and their coverage
 #
-# The diabetes data of scikit-learn: the progress of the disease after a year, from ten measurements. A 90 % interval is
-# honest if nine in ten test patients fall into it. The size of the noise is learned here, and the ten inputs have
-# dropout noise as well. A batch size of 59 cuts the training set into equal parts.
+# The diabetes data of scikit-learn contain the progression of the disease after a year and ten measurements of each
+# patient. A 90 % interval is correct if it contains the true value for nine of ten test patients. Here the
+# observation noise is learned, and the ten inputs have dropout noise as well. Batches always have nearly equal sizes;
+# with a batch size of 59 they are exactly equal.
 
 # %%
 train, test = vsd.datasets.diabetes()
@@ -224,11 +226,12 @@ assert SMOKE or gap["vsd"] < gap["map"]
 assert SMOKE or coverages["map"].lt(LEVELS).all()
 
 # %% [markdown]
-# The plain network (`map`, the best single set of weights) is too sure at every level: it has learned the noise of the
-# training patients and believes its errors to be small. VSD comes close to the levels and is better by every measure
-# of the report. With so few patients a share has a standard error of up to five points: the rest may be chance.
+# The plain network (`map`, the best single set of weights) is overconfident at every level: it has fitted the noise of
+# the training patients and underestimates its errors. VSD comes close to the levels and is better in every metric of
+# the report. With so few patients a share has a standard error of up to five points, so the remaining differences may
+# be chance.
 #
-# In their own units the intervals are what a doctor could be shown: the first twenty test patients.
+# The figure shows the intervals of the first twenty test patients in the original units.
 
 # %%
 low, high = patients["vsd"].interval(0.9)
@@ -244,9 +247,9 @@ print(f"{((truth >= low) & (truth <= high)).sum()} of 20 inside")
 # %% [markdown]
 # ## What to take away
 #
-# - `make_method(name, net, …)` gives any of the methods of `vsd.baselines` the same face: compare on your data.
-# - Ask `prediction.epistemic` where the model needs data, `prediction.interval` what to expect of a new value.
-# - Check `vsd.metrics.coverage` on data that was not trained on before you believe an interval.
-# - Correlations between units are what lets dropout see a gap; `num_reflections` buys them.
+# - `make_method(name, net, …)` gives every method of `vsd.baselines` the same interface: compare them on your data.
+# - `prediction.epistemic` shows where the model needs data; `prediction.interval` gives the range of a new value.
+# - Check `vsd.metrics.coverage` on held-out data before you trust an interval.
+# - Dropout can detect a gap only with correlated noise; `num_reflections` sets how rich the correlations are.
 #
 # Next: [classification](02_classification.ipynb).

@@ -1,16 +1,16 @@
 # %% [markdown]
-# # 2. Classification: to know, to doubt, to abstain
+# # 2. Classification: calibration, OOD detection, abstention
 #
-# A classifier gives probabilities. Are they worth their names: is it right in 90 % of the cases in which it says 90 %?
-# Does it notice pictures of a kind it has never seen? And can it hand the doubtful ones to a human? We put these
-# questions to a VSD network, and to the same network without noise.
+# A classifier returns probabilities. Are they calibrated: is it right in 90 % of the cases in which it says 90 %?
+# Does it detect images of classes that it has never seen? Can it pass uncertain images to a human? We answer these
+# questions for a VSD network and for the same network without noise.
 #
-# The data are the handwritten digits of scikit-learn. Run as a script, this page takes larger sets in the layout of
-# torchvision:
+# The data are the handwritten digits of scikit-learn. As a script, this tutorial also runs on larger data sets in the
+# layout of torchvision:
 #
 #     python tutorials/02_classification.py --data mnist --root FOLDER --epochs 10
 #
-# with `mnist`, `fashion_mnist` or `cifar10`; `--download` fetches what is missing.
+# Other choices are `fashion_mnist` and `cifar10`; `--download` fetches missing data.
 
 # %%
 import argparse
@@ -22,21 +22,21 @@ import torch
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that all of this works
-torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
+torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", choices=["digits", "mnist", "fashion_mnist", "cifar10"], default="digits")
 parser.add_argument("--root", default="data", help="the folder of torchvision's data sets")
 parser.add_argument("--download", action="store_true")
 parser.add_argument("--epochs", type=int, default=2 if SMOKE else 100)
-options, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own, which we ignore
+options, _ = parser.parse_known_args()  # ignores the arguments of a notebook's kernel
 
 # %% [markdown]
-# ## Eight classes to learn, two to be surprised by
+# ## Eight known classes, two unknown ones
 #
-# All of these sets have ten classes. We train on the first eight only. Images of the last two, among the test images,
-# are then what a network meets in use sooner or later: something of the same make that it has no class for.
+# All of these data sets have ten classes. We train on the first eight only. Test images of the last two are then
+# out-of-distribution (OOD): similar images that belong to none of the trained classes.
 
 # %%
 if options.data == "digits":
@@ -58,9 +58,9 @@ def network():
 # %% [markdown]
 # ## Training
 #
-# The plain network is trained by maximum likelihood. For VSD, `bayesianize` makes the weights random, `Classifier` says
-# what is observed, `VSDGuide` is the posterior, and `fit` is the training loop. Both get the same optimiser and the
-# same number of epochs.
+# The plain network is trained by maximum likelihood. For VSD, `bayesianize` makes the weights random, `Classifier` adds
+# the likelihood of the labels, `VSDGuide` is the posterior, and `fit` is the training loop. Both networks get the same
+# optimiser and the same number of epochs.
 
 # %%
 BATCH, RATE = 100, 3e-3 if options.data == "digits" else 1e-3
@@ -84,14 +84,13 @@ print(f"VSD, loss per image: {first:.3f} in the first epoch, {last:.3f} in the l
 # %% [markdown]
 # ## Accuracy and calibration
 #
-# `predict` averages the probabilities of a hundred networks drawn from the posterior. `report` puts the usual measures
-# side by side; from `fpr_at_95_tpr` on they are about telling the known classes from the others by the largest
-# probability.
+# `predict` averages the probabilities of a hundred networks drawn from the posterior. `report` computes the usual
+# metrics. From `fpr_at_95_tpr` on they evaluate the detection of the unknown classes by the largest probability.
 
 
 # %%
 def predict(x):
-    """What the two networks say of some images."""
+    """The predictions of both networks for some images."""
     return {
         "plain": plain.predict(x),
         "VSD": vsd.predict(model, guide, x, num_samples=10 if SMOKE else 100, seed=0),
@@ -106,11 +105,11 @@ for metric in reports["VSD"].to_dict():
     print(f"{metric:20}{values}  {reports['VSD'].better(metric)}".rstrip())
 
 # %% [markdown]
-# On clean test digits both networks are nearly always right, and both are well calibrated; with a handful of errors
-# there is little to tell them apart, and the plain one even has the smaller ECE: VSD is a little too careful here.
+# On clean test digits both networks are nearly always right, and both are well calibrated. There are only a handful of
+# errors, so the differences are small. The plain network even has the smaller ECE: VSD is slightly underconfident here.
 #
-# The difference shows when the world changes. We add noise to the pixels, of a standard deviation of up to half the
-# range from black to white, and look at the same measures. Neither network was trained on such images.
+# The difference appears under distribution shift. We add pixel noise with a standard deviation of up to half the range
+# from black to white, and compute the same metrics. Neither network was trained on such images.
 
 # %%
 generator = torch.Generator().manual_seed(1)
@@ -119,21 +118,22 @@ noisy = {}
 print(f"{'noise':>6}{'accuracy':>18}{'NLL':>18}{'ECE':>18}\n" + " " * 6 + f"{'plain':>11}{'VSD':>7}" * 3)
 for strength in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
     noisy = predict((known.x + strength * direction).clamp(0, 1))
-    measures = (vsd.metrics.accuracy, vsd.metrics.nll, vsd.metrics.ece)
-    numbers = [measure(noisy[name], known.y) for measure in measures for name in ("plain", "VSD")]
+    metrics = (vsd.metrics.accuracy, vsd.metrics.nll, vsd.metrics.ece)
+    numbers = [metric(noisy[name], known.y) for metric in metrics for name in ("plain", "VSD")]
     print(f"{strength:6.1f}" + "".join(f"{a:11.3f}{b:7.3f}" for a, b in zip(numbers[::2], numbers[1::2], strict=True)))
 
 CHECK = options.data == "digits" and not SMOKE  # claims are about the digits
 assert not CHECK or (numbers[2] > 2 * numbers[3] and numbers[4] > 2 * numbers[5])  # at the strongest noise
 
 # %% [markdown]
-# Both make more and more errors, at about the same pace. With little noise VSD is too careful and has the larger ECE.
-# With much, the plain network is far too sure, and its NLL and ECE are more than twice those of VSD: careful is the
-# better side to err on.
+# Both networks make more errors as the noise grows, at about the same rate. With little noise VSD is underconfident and
+# has the larger ECE. With strong noise the plain network is far overconfident: its NLL and ECE are more than twice
+# those of VSD.
 #
-# The reliability diagram shows what an ECE is made of. Images are put into bins by how sure the network is; on the
-# diagonal it is as often right as it says, below it is too sure. The bars are 95 % intervals. (These bins are
-# wider than those of the table, so the ECE differs a little.)
+# The reliability diagram shows the parts of an ECE. Images are grouped into bins by confidence. On the diagonal the
+# accuracy equals the confidence; below it the network is overconfident. The bars are 95 % intervals. They are wide
+# where a bin has few images, as most bins of the left panel do. (These bins are wider than those of the table, so the
+# ECE differs a little.)
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
@@ -144,8 +144,9 @@ for ax, (title, predictions) in zip(axes, {"test images": seen, "with noise 0.5"
 # %% [markdown]
 # ## Images of unknown classes
 #
-# There is no right answer for the two classes left out. The best that a network can do is to spread its probability,
-# and the entropy says how far it does: 0 when it is certain, log 8 ≈ 2.08 nats when all eight classes are equal.
+# There is no correct label for the two unknown classes. The best prediction spreads its probability over the classes.
+# The entropy measures this: it is 0 for a certain prediction and log 8 ≈ 2.08 nats if all eight classes are equally
+# likely.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
@@ -157,18 +158,18 @@ mean_entropy = {name: (seen[name].entropy.mean(), unseen[name].entropy.mean()) f
 sure_of = {}
 for name, (inside, outside) in mean_entropy.items():
     sure_of[name] = certain = (unseen[name].confidence > 0.9).double().mean()
-    print(f"{name:6} entropy: known {inside:.3f}, unknown {outside:.3f}; over 90 % sure of {certain:.0%} of these")
+    print(f"{name:6} entropy: known {inside:.3f}, unknown {outside:.3f}; over 90 % confident for {certain:.0%}")
 
 assert not CHECK or mean_entropy["VSD"][1] > mean_entropy["plain"][1]
 assert not CHECK or sure_of["VSD"] < 0.5 * sure_of["plain"]
 assert not CHECK or reports["VSD"]["auroc"] > reports["plain"]["auroc"]
 
 # %% [markdown]
-# The plain network is often certain of a class for an image that has none. VSD much less often.
+# The plain network is often certain about images of unknown classes. VSD is much less often.
 #
-# The entropy of an averaged prediction has two sources. Each sampled network may be unsure by itself (*expected
-# entropy*: an image between two digits), or the networks may be sure and disagree (*mutual information*: they never
-# saw the like). The two add up.
+# The entropy of an averaged prediction is the sum of two parts. The *expected entropy* is large if each sampled network
+# is uncertain by itself, for example about an image between two digits. The *mutual information* is large if the
+# networks are confident but disagree, for example about an image unlike the training data.
 
 # %%
 for name, prediction in {"known": seen["VSD"], "unknown": unseen["VSD"]}.items():
@@ -182,12 +183,13 @@ assert not CHECK or growth > 5
 # %% [markdown]
 # ## Decide or abstain
 #
-# In use, the two kinds of trouble come together: errors on known classes, and images of unknown ones, for which every
-# decision is an error. Mix them, let the network decide where it is sure, and pass the rest on. The curve shows the
-# share of errors among the decisions against the share of images decided.
+# In practice there are two kinds of errors: wrong labels for known classes, and any label for an image of an unknown
+# class. We mix both kinds of images. The network decides where it is confident and passes the rest on. The curve shows
+# the error rate among the decisions against the share of images that are decided. The dotted lines are the error rates
+# if all images are decided.
 
 # %%
-mixed_y = torch.cat([known.y, torch.full((len(unknown),), -1)])  # no class is ever right for the unknown
+mixed_y = torch.cat([known.y, torch.full((len(unknown),), -1)])  # no label is right for the unknown classes
 mixed = {name: torch.cat([seen[name].probs, unseen[name].probs]) for name in seen}
 
 
@@ -202,8 +204,8 @@ aurc = {name: vsd.metrics.aurc(probs, mixed_y, loss=wrong) for name, probs in mi
 assert not CHECK or aurc["VSD"] < aurc["plain"]
 
 # %% [markdown]
-# As rankings the two are close: if you may choose how many images to pass on, either does. But a rule is more often a
-# threshold: decide where the network claims to be more than 90 % sure. That trusts the number itself.
+# The two networks rank the images about equally well. If you can choose how many images to pass on, either will do. But
+# most rules are thresholds: decide if the confidence is above 90 %. Such a rule relies on calibrated probabilities.
 
 # %%
 errors = {}
@@ -214,9 +216,9 @@ for name, probs in mixed.items():
 assert not CHECK or errors["VSD"] < 0.5 * errors["plain"]
 
 # %% [markdown]
-# ## Look at what it doubts
+# ## The most uncertain images
 #
-# The known images with the highest entropy: the true class, and what VSD makes of them.
+# These are the images of known classes with the highest entropy, with the true class and the prediction of VSD.
 
 # %%
 doubtful = seen["VSD"].entropy.topk(8).indices
@@ -225,16 +227,16 @@ side = int((known.x[0].numel() // (3 if options.data == "cifar10" else 1)) ** 0.
 for ax, row in zip(axes, doubtful.tolist(), strict=True):
     ax.imshow(known.x[row].reshape(-1, side, side).movedim(0, -1).squeeze(-1).numpy(), cmap="gray_r")
     label, confidence = seen["VSD"].labels[row], seen["VSD"].confidence[row]
-    ax.set_title(f"is {known.y[row]}\n{label}: {confidence:.0%}", fontsize="small")
+    ax.set_title(f"true {known.y[row]}\nsays {label} ({confidence:.0%})", fontsize="small")
     ax.axis("off")
 
 # %% [markdown]
 # ## What to take away
 #
-# - `vsd.metrics.report(prediction, y, ood=other)` is the table; `prediction.entropy`, `.mutual_information` and
-#   `.confidence` are numbers for every image.
-# - On easy data that looks like the training data, expect little from any Bayesian method. Test where it is hard.
-# - Choose the threshold to abstain at on data of your own: `vsd.metrics.risk_coverage(…).within(0.01)` gives the one
-#   that keeps the errors at 1 %.
+# - `vsd.metrics.report(prediction, y, ood=other)` computes the table. `prediction.entropy`, `.mutual_information` and
+#   `.confidence` have one value for each image.
+# - On easy data similar to the training data, expect little from any Bayesian method. Test it under shift.
+# - Choose the threshold for abstaining on your own held-out data: `vsd.metrics.risk_coverage(…).within(0.01)` returns
+#   the threshold that limits the error to 1 %.
 #
 # Next: [your own Pyro model](03_your_own_pyro_model.ipynb).

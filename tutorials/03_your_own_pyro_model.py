@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 3. Your own Pyro model
 #
-# `vsd.nn` is a convenience. `VSDGuide` serves any Pyro model that has weights in it: a function with `pyro.sample`
-# statements will do. Here we write one with a network, group effects and an unknown noise level, attach guides to it,
-# anneal the KL, see what the loss is made of, and save and load all of it.
+# `vsd.nn` is a convenience. `VSDGuide` works with any Pyro model that samples weight matrices, for example a function
+# with `pyro.sample` statements. Here we write a model with a network, group effects and an unknown noise level. We
+# attach guides to it, anneal the KL, look at the parts of the loss, and save and load everything.
 
 # %%
 import os
@@ -20,15 +20,15 @@ from pyro.optim import Adam
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that all of this works
-torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
+torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
 pyro.set_rng_seed(0)
 
 # %% [markdown]
 # ## Data: eight sensors
 #
-# Eight sensors measure the same function of three inputs, each with an offset of its own around a common level. Half of
-# them have given many readings, the others few.
+# Eight sensors measure the same function of three inputs. Each sensor has its own offset around a common level. Half of
+# the sensors have many readings, the others few.
 
 # %%
 COUNTS = [100, 100, 100, 100, 4, 4, 4, 4]
@@ -49,14 +49,16 @@ print(num_data, "readings; offsets:", true_offset.numpy().round(2))
 # %% [markdown]
 # ## The model
 #
-# Nothing in it knows of VSD. Three things make it work well:
+# The model contains nothing specific to VSD. Three rules make it work well:
 #
-# - A **weight** is a site of at least two event dimensions: `.to_event(2)`. Any other site, here `tau`, `sigma`,
-#   `level` and `offset`, gets a mean-field posterior.
-# - Weights meet activations through `@`, `F.linear` or `F.conv*`. That is where every example gets noise of its own.
-# - The plate of the data states the size of the *whole* set, so that a batch is scaled up to it.
+# - A **weight** is a site with at least two event dimensions: `.to_event(2)`. All other sites, here `tau`, `sigma`,
+#   `level` and `offset`, get a mean-field posterior.
+# - Multiply weights and activations with `@`, `F.linear` or `F.conv*`. These functions apply separate noise to each
+#   example.
+# - The data plate has the size of the *whole* training set, so that the likelihood of a batch is scaled up to it. With
+#   `pyro.plate("data", len(x))` instead, the KL of a batch would count too much.
 #
-# The hidden units' biases are point estimates: a `pyro.param`.
+# The biases of the hidden units are point estimates: a `pyro.param`.
 
 
 # %%
@@ -77,8 +79,9 @@ def model(x, sensor, y=None):
 # %% [markdown]
 # ## The guide
 #
-# One line. The guide finds the sites when it first sees data, or in `setup`; it also finds along which axis of a weight
-# the noise runs, from the way the model uses it.
+# The guide takes one line. It finds the sites in the first call or in `setup`. From the way the model uses a weight it
+# also finds which axis of the weight has the noise. Create a torch optimiser after `setup`: before it the guide has no
+# parameters.
 
 # %%
 pyro.clear_param_store()
@@ -90,16 +93,16 @@ print("noise axis of w1:", guide.noise_dim("w1"), "of w2:", guide.noise_dim("w2"
 # %% [markdown]
 # ## Training with an annealed KL
 #
-# A schedule is a function from the step to the weight of the KL; `linear_warmup` rises from 0 to 1 and stays there.
-# That gives the network time to fit before the noise grows. After each step `elbo.terms` holds the parts of the loss.
-# They are tensors, so keeping them costs nothing.
+# A schedule is a function from the step to the weight of the KL. `linear_warmup` rises from 0 to 1 and stays there, so
+# the network can fit the data before the noise grows. After each step `elbo.terms` holds the parts of the loss. They
+# are tensors, so it costs nothing to keep them.
 
 # %%
 STEPS = 30 if SMOKE else 2000
 
 
 def train_guide(guide, steps=STEPS, batch_size=104):
-    """Trains with SVI on batches of equal size; returns the terms of every step, and the two that did it."""
+    """Train with SVI on batches of equal size; return the terms of every step, the SVI object and the ELBO."""
     elbo = vsd.VSD_ELBO(kl_weight=vsd.infer.linear_warmup(steps // 2))
     svi = SVI(model, guide, Adam({"lr": 1e-2}), elbo)
     history = []
@@ -131,14 +134,15 @@ assert torch.isclose(last["loss"], last["kl_weight"] * sum(last["kl"].values()) 
 assert last["loss"] < first["loss"]
 
 # %% [markdown]
-# Left, the loss and its parts, as means over fifty steps: the weighted KL rises with its weight, while the fit still
-# improves. Right, what each site costs by itself. All numbers are for the whole data set, as everywhere in Pyro.
+# The left panel shows the loss and its parts, averaged over fifty steps. The weighted KL rises with its weight, while
+# the fit still improves. The right panel shows the KL of each site. (The KL of `tau` is a sampled estimate and can be
+# negative.) All values are sums over the whole training set, which is Pyro's convention.
 #
-# ## What was learned
+# ## The posterior
 #
-# `guide.posterior(site)` is the distribution of a site. A constant can be moved from all offsets to the level and back,
-# so we compare the offsets to the truth after taking off the mean of both. A sensor with few readings should be known
-# less well than one with many.
+# `guide.posterior(site)` is the distribution of a site. A constant can be moved between the offsets and the level, so
+# we subtract the mean from both the offsets and the truth before we compare them. The offset of a sensor with few
+# readings should be less certain than that of a sensor with many.
 
 # %%
 offset = guide.posterior("offset")
@@ -154,8 +158,8 @@ assert SMOKE or spread[4:].min() > spread[:4].max()
 assert SMOKE or error.abs().max() < 0.5
 
 # %% [markdown]
-# `vsd.predict` takes the model's arguments without the target, as many as there are. The result splits the variance
-# as in the first tutorial; the offset's uncertainty is part of the epistemic one.
+# `vsd.predict` takes all arguments of the model except the target. As in the first tutorial the result splits the
+# variance. The uncertainty of the offsets is epistemic.
 
 # %%
 prediction = vsd.predict(model, guide, *test[:2], num_samples=20 if SMOKE else 200, seed=0)
@@ -169,9 +173,9 @@ assert SMOKE or epistemic["few"] > epistemic["many"]
 # %% [markdown]
 # ## Several guides
 #
-# Mean-field posteriors know no correlations. That the level may be higher and all offsets lower by as much is beyond
-# them, so they think to know both well. Another guide can take these sites: `AutoGuideList` joins guides, and
-# `poutine.block` shows each its part of the model.
+# Mean-field posteriors have no correlations. They cannot represent that the level may be higher and all offsets lower
+# by the same amount, so they underestimate the uncertainty of both. A second guide can handle these sites.
+# `AutoGuideList` combines guides, and `poutine.block` gives each its part of the model.
 
 # %%
 pyro.set_rng_seed(0)
@@ -180,12 +184,12 @@ weights = ["w1", "w2"]
 both = AutoGuideList(model)
 both.append(vsd.VSDGuide(poutine.block(model, expose=weights), num_reflections=2))
 both.append(AutoMultivariateNormal(poutine.block(model, hide=weights)))
-_ = train_guide(both, batch_size=num_data)  # all readings in every step: the narrow valley needs calm gradients
+_ = train_guide(both, batch_size=num_data)  # all readings in every step: the narrow valley needs low-noise gradients
 
 
 # %%
 def level_and_offset(guide):
-    """A thousand draws of the level and of the first sensor's offset."""
+    """Draw the level and the first sensor's offset a thousand times."""
     with torch.no_grad():
         draws = [guide(*train) for _ in range(1000)]
     return torch.stack([torch.stack([draw["level"], draw["offset"][0]]) for draw in draws], -1)
@@ -214,19 +218,19 @@ print("RMSE:", {name: round(value, 3) for name, value in rmse.items()})
 assert SMOKE or rmse["both guides"] < 1.1 * rmse["one guide"]
 
 # %% [markdown]
-# The two guides have ended at different places of one valley, along which level + offset is the same. The second sees
-# its direction, and is less sure of both numbers for it. It is still too sure: eight offsets of size τ leave their
-# mean, and so the level, unknown by about τ/√8. A long narrow valley takes stochastic gradients many steps to fill.
-# The predictions, which depend on the sum alone, are as good as before.
+# The two guides end at different places of one valley, along which level + offset is constant. The second guide
+# represents the direction of the valley, so both of its posteriors are wider. They are still too narrow: with eight
+# offsets of scale τ their mean, and therefore the level, is uncertain by about τ/√8. Stochastic gradients need many
+# steps to fill a long narrow valley. The predictions depend on the sum only, and they are as good as before.
 #
-# A guide may just as well be a function of yours that calls `VSDGuide` for the weights and `pyro.sample` for the rest.
-# The objective pays for every site: in closed form where the KL is known, else by the draw. Sites without a
-# reparametrised draw, discrete ones, have to be summed out of the model first.
+# A guide can also be your own function that calls `VSDGuide` for the weights and `pyro.sample` for the rest. The
+# objective contains the KL of every site: in closed form if it is known, else as a sampled estimate. Sites without
+# reparametrised samples, such as discrete sites, must be summed out of the model first.
 #
 # ## Saving and loading
 #
-# Where are the numbers? Those of a `VSDGuide` are its own, like those of any PyTorch module: `state_dict()` has them
-# all, and says which sites there are, so that a new guide can load them before it has seen any data.
+# The parameters of a `VSDGuide` belong to the guide, as in any PyTorch module. `state_dict()` has all of them. It also
+# lists the sites, so a new guide can load it without any data.
 
 # %%
 state = guide.state_dict()
@@ -236,15 +240,16 @@ assert torch.equal(fresh.alpha("w2"), guide.alpha("w2"))
 print(len(state), "entries, the first:", next(iter(state)))
 
 # %% [markdown]
-# **Pyro's parameter store** is where `pyro.param` statements keep theirs: here `b1`, because this model is a function.
-# It is one global place by name. Two things follow.
+# **Pyro's parameter store** holds the parameters of `pyro.param` statements: here `b1`, because this model is a
+# function. The store is global and identifies parameters by name. This has two consequences:
 #
-# - `pyro.clear_param_store()` before training anew, as we did above, or the second model starts with the first one's
-#   `b1`. The guide's parameters never come from there.
-# - A guide's `state_dict` does not hold `b1`. `save_checkpoint` does, and the optimiser's state, the step of the KL
-#   schedule and the state of the random generators besides.
+# - Call `pyro.clear_param_store()` before you train again, as we did above. Otherwise the second model starts with the
+#   `b1` of the first one. The guide's parameters never come from the store.
+# - A guide's `state_dict` does not contain `b1`. `save_checkpoint` saves it, along with the optimiser's state, the step
+#   of the KL schedule and the state of the random generators.
 #
-# If the model is a `PyroModule` (all of `vsd.nn` is), its parameters belong to the module: forget the store.
+# If the model is a `PyroModule` (all of `vsd.nn` are), its parameters belong to the module and you can ignore the
+# store.
 
 # %%
 pyro.set_rng_seed(1)
@@ -266,11 +271,11 @@ print("step", content["step"], "· losses without a stop", expected, "· resumed
 assert resumed == expected
 
 # %% [markdown]
-# The three losses after loading are the same to the last bit as without the stop.
+# The three losses after loading equal those without the interruption, bit for bit.
 #
 # ## What to take away
 #
-# - Write the model as you like. `.to_event(2)` makes a weight; `VSDGuide(model)` does the rest.
-# - Watch `elbo.terms`: a KL that swamps the likelihood, or one that falls to nothing, shows there first.
-# - Give sites that belong together to a guide that knows correlations.
-# - Functions with `pyro.param`: save with `save_checkpoint`. Modules and guides: `state_dict` is all.
+# - Write the model as you like. `.to_event(2)` makes a site a weight; `VSDGuide(model)` does the rest.
+# - Monitor `elbo.terms`: they show early if the KL dominates the likelihood or falls to zero.
+# - Use a guide with correlations for sites that depend on each other.
+# - Save functions with `pyro.param` with `save_checkpoint`. For modules and guides `state_dict` is enough.

@@ -1,16 +1,16 @@
 # %% [markdown]
-# # 4. Priors: what to believe about weights, and which inputs matter
+# # 4. Priors, and which inputs are relevant
 #
-# The guide decides what a posterior can look like. The prior decides what it is pulled towards. There are three to
-# choose from, and this page trains each of them on data of which we know the truth: half of the inputs are irrelevant.
+# The guide defines the possible posteriors. The prior pulls the posterior in a direction. There are three priors to
+# choose from. This tutorial trains each of them on data with a known truth: half of the inputs are irrelevant.
 #
-# - **Gaussian, as stated**: `VSD_ELBO(prior="model")`. $W_{ij} \sim N(0, \sigma^2)$, and σ means what it says.
+# - **Gaussian, as stated**: `VSD_ELBO(prior="model")`. $W_{ij} \sim N(0, \sigma^2)$ with the σ that you state.
 # - **Empirical Bayes**, the default: the variance of every weight's prior is replaced by its optimum. The KL is then
-#   $\frac{Q}{2}\sum_i \log\frac{1 + s_i}{\alpha_i}$ (Q outputs, $s_i$ the variance of the noise of unit i): free of Θ.
-#   Nothing but the noise itself regularises the weights.
-# - **Hierarchical**: `HierarchicalPrior()`. Each input unit has a scale $z_i$ of its own, shared by all its weights:
+#   $\frac{Q}{2}\sum_i \log\frac{1 + s_i}{\alpha_i}$ (Q outputs, $s_i$ the variance of the noise of unit i). It does not
+#   depend on Θ, so only the noise itself regularises the weights.
+# - **Hierarchical**: `HierarchicalPrior()`. Each input unit has its own scale $z_i$, shared by all its weights:
 #   $z_i \sim \mathrm{InverseGamma}(1, 1)$, $W_{ij} \mid z \sim N(0, z_i/\beta_{ij})$. The guide learns a log-normal
-#   $q(z)$. It, too, comes with β at its optimum (the default) or as stated.
+#   $q(z)$. This prior, too, can have β at its optimum (the default) or as stated.
 
 # %%
 import os
@@ -21,15 +21,15 @@ import torch
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that all of this works
-torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
+torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
 
 # %% [markdown]
-# ## Data: five inputs that matter, five that do not
+# ## Data: five relevant inputs, five irrelevant ones
 #
-# Friedman's function, $y = 10 \sin(\pi x_0 x_1) + 20 (x_2 - ½)^2 + 10 x_3 + 5 x_4 + \epsilon$ with ε of standard
-# deviation 1, and ten inputs, uniform on [0, 1]. We bring all of them to mean 0 and standard deviation 1; the noise is
-# then about a fifth.
+# We use Friedman's function, $y = 10 \sin(\pi x_0 x_1) + 20 (x_2 - ½)^2 + 10 x_3 + 5 x_4 + \epsilon$. The noise ε has
+# standard deviation 1, and the ten inputs are uniform on [0, 1]. We standardise inputs and targets; the noise is then
+# about 0.2.
 
 
 # %%
@@ -47,9 +47,9 @@ print(train, f"· mean {test.y.mean():.2f} and standard deviation {test.y.std():
 # %% [markdown]
 # ## The same network, four objectives
 #
-# The network, the guide and the start are the same in all runs. A stated prior is paid for weight by weight, so that
-# its KL is large beside 300 data: `kl_weight=0.1` is what small regressions want (the replaced one counts per unit by
-# default, with a weight of 1).
+# The network, the guide and the initial values are the same in all runs. The KL to a stated prior is a sum over all
+# weights, which is large compared to the likelihood of 300 rows. So we use `kl_weight=0.1` for it. (The empirical-Bayes
+# KL counts per unit by default, with a weight of 1.)
 
 # %%
 HIERARCHY = vsd.nn.HierarchicalPrior("inverse_gamma", a=1.0, b=1.0)
@@ -60,7 +60,7 @@ RUNS = {
     "hierarchy, β at optimum": (HIERARCHY, {}),
     "hierarchy, stated": (HIERARCHY, STATED),
 }
-EPOCHS, SEEDS = (10, 2) if SMOKE else (500, 3)  # one batch holds all of the data
+EPOCHS, SEEDS = (10, 2) if SMOKE else (500, 3)  # one batch holds all data
 
 
 def train_prior(prior, objective, seed):
@@ -93,18 +93,18 @@ averages, spreads = (torch.stack([f(result[:, 0]) for result in scores.values()]
 assert SMOKE or averages.max() - averages.min() < 2 * spreads.max()
 
 # %% [markdown]
-# The noise alone would give an RMSE of about 0.2. Between the priors the averages differ by less than the starts do
-# within one of them: as predictors these runs do not rank them. What differs is what they say about the inputs.
+# A perfect prediction would have an RMSE of about 0.2. The priors differ by less than the seeds do within one prior, so
+# these runs do not rank the priors by their predictions. The priors differ in what they show about the inputs.
 
 # %% [markdown]
-# ## Which inputs matter?
+# ## Which inputs are relevant?
 #
-# Three numbers for each input unit of the first layer could tell:
+# Three scores of an input unit of the first layer are candidates:
 #
-# - the size of its mean weights, $\lVert \mathbb E[z_i]\, \Theta_i \rVert$: from `guide.mean()`;
-# - the variance $s_i$ of its noise: `guide.noise(site).variance`. What does not matter may be noisy. (Not `alpha`: a
-#   rotation mixes it between units.)
-# - the scale $\mathbb E[z_i]$, where there is a hierarchy: `guide.scale_posterior(site)`.
+# - the norm of its mean weights, $\lVert \mathbb E[z_i]\, \Theta_i \rVert$, from `guide.mean()`;
+# - the variance $s_i$ of its noise, `guide.noise(site).variance`: an irrelevant input can have a lot of noise. (Do not
+#   use `alpha`, which a rotation mixes between units.)
+# - with a hierarchical prior, the scale $\mathbb E[z_i]$ from `guide.scale_posterior(site)`.
 
 # %%
 SITE = "net.0.weight"
@@ -148,24 +148,23 @@ assert SMOKE or contrast["z", stated] > contrast["z", optimum]
 assert SMOKE or contrast["mean weights", optimum] > contrast["z", optimum]
 
 # %% [markdown]
-# (Curves and columns are means over the three runs; a contrast is their ratio, the larger the better.)
+# Curves and columns are means over the three runs. A contrast is the ratio of the two columns; larger is better.
 #
-# The variance of the noise tells the two kinds of inputs apart whatever the prior: it is several times larger on the
-# inputs that do not matter, and the five with the least noise are the right ones, with at most one miss in three runs.
-# The sizes of the weights are a weaker sign. No KL here pulls an unused weight to zero: the default does not see it,
-# and a stated Gaussian wants it to be as wide as itself. Only the hierarchy under the optimal β, with its product zΘ,
-# has all five in all three runs.
+# The variance of the noise separates the two kinds of inputs with every prior. It is several times larger on irrelevant
+# inputs. The five inputs with the least noise are the relevant ones, with at most one miss in three runs. The norm of
+# the weights is a weaker score. None of these KL terms pulls an unused weight to zero: the default does not depend on
+# it, and a stated Gaussian favours weights of its own width. Only the hierarchical prior with the optimal β, with its
+# product zΘ, finds all five inputs in all three runs.
 #
-# E[z] by itself is the weakest score where β is at its optimum. With the prior as stated it says more, though the
-# faintest of the relevant inputs, $x_4$, is still mistaken now and then.
+# E[z] by itself is the weakest score if β is at its optimum. With the prior as stated it is better, but the weakest of
+# the relevant inputs, $x_4$, is still misclassified now and then.
 
 # %% [markdown]
-# ## What z can and cannot say
+# ## What E[z] means
 #
-# Why is E[z] so flat under the optimal β? Only the product zΘ meets the data, and β* makes the prior as wide as Θ
-# wants it: the KL of z given Θ is $\frac{Q}{2} (z - \log z - 1)$ whatever Θ is, which has its minimum at 1. The
-# hyperprior adds a pull of its own (its mode is at ½). The posterior of z in the first run, beside the product that
-# matters:
+# Why is E[z] so flat with the optimal β? The data depend on the product zΘ only, and β* adapts the width of the prior
+# to Θ. The KL of z given Θ is $\frac{Q}{2} (z - \log z - 1)$ for every Θ, with its minimum at 1. The hyperprior adds
+# its own pull (its mode is at ½). The table shows the posterior of z in the first run and the product that is relevant:
 
 # %%
 for name in (optimum, stated):
@@ -176,17 +175,17 @@ for name in (optimum, stated):
 assert SMOKE or (relevance["z"][optimum] - 1).abs().max() < 0.6
 
 # %% [markdown]
-# Under the optimum z is hardly further from 1 for an irrelevant input than for $x_4$, but less sharply known: nothing
-# holds it. The stated prior has a fixed width. There z is pulled down where the data do not need it, and held up where
-# they do.
+# With the optimal β, z is hardly further from 1 for an irrelevant input than for $x_4$, but its posterior is wider
+# because the data do not constrain it. A stated prior has a fixed width. With it z decreases for inputs that the data
+# do not need, and stays up for the others.
 #
 # ## What to take away
 #
-# - The default needs no choice and does not shrink weights. If you want shrinkage, say so: `prior="model"` with a scale
-#   that you mean and a `kl_weight` that you have checked on held-out data, or weight decay in the optimiser.
-# - For relevance look first at the variance of the noise, `guide.noise(site).variance`.
-# - `E[z]` is a score with `prior="model"` only. Under the default use `guide.mean()`, the product.
-# - `HierarchicalPrior` also has `"gamma"` and `"half_cauchy"`; a class of your own with the two functions of
-#   `vsd.nn.Prior` works as well.
+# - The default needs no choices and does not shrink weights. For shrinkage use `prior="model"` with a scale that you
+#   chose and a `kl_weight` that you checked on held-out data, or weight decay in the optimiser.
+# - To find relevant inputs use the variance of the noise first, `guide.noise(site).variance`.
+# - `E[z]` is a score of relevance with `prior="model"` only. With the default use `guide.mean()`, the product.
+# - `HierarchicalPrior` also has `"gamma"` and `"half_cauchy"`. Your own class with the two methods of `vsd.nn.Prior`
+#   works as well.
 #
 # Next: [convolutional networks](05_convolutional_networks.ipynb).

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 5. Convolutional networks: start from what is trained
+# # 5. Convolutional networks: start from a trained network
 #
-# Image networks are rarely trained from nothing. This page takes a trained network and makes it Bayesian, looks at the
-# layers that are worth noise, turns the result back into a plain network, takes units out of it, and ends with
-# ResNet-18, GPUs and several processes.
+# Image networks are rarely trained from scratch. This tutorial makes a trained network Bayesian, compares the layers
+# that can have noise, converts the result back to a plain network and removes units from it. The last sections are
+# about ResNet-18, GPUs and distributed training.
 
 # %%
 import copy
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that all of this works
-torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
+torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
 EPOCHS, SAMPLES = (1, 4) if SMOKE else (12, 30)
 
 train, test = vsd.datasets.digits(flatten=False)
@@ -28,8 +28,8 @@ print(train)
 # %% [markdown]
 # ## A plain network, trained
 #
-# `convnet` is the paper's network: two convolutions and two dense layers, here for images of 8 × 8. It stands for
-# whatever you have: a network of torchvision with its weights loaded works in the same way.
+# `convnet` is the paper's network: two convolutions and two dense layers, here for images of 8 × 8 pixels. Your own
+# network, or one of torchvision with its weights loaded, works in the same way.
 
 # %%
 pyro.set_rng_seed(0)
@@ -50,22 +50,22 @@ train_plain(plain, EPOCHS)
 print([name for name, _ in plain.named_children()])
 
 # %% [markdown]
-# ## Bayesian, from there
+# ## Make it Bayesian
 #
-# `bayesianize` keeps the weights that the network has, and the guide's Θ starts at them. So before any step the
-# posterior mean *is* the trained network, and what remains to be learned is the noise. `include` selects layers by
-# name: here the dense ones.
+# `bayesianize` keeps the weights of the network, and the guide's Θ starts at them. So before the first step the
+# posterior mean *is* the trained network, and only the noise remains to be learned. `include` selects layers by name:
+# here the dense ones.
 #
-# Few steps of a small size hardly move a droprate: what is learned is log α, so `init_alpha` would stay the level of
-# the noise. `parameter_groups` gives it a step size of its own.
+# A few small steps hardly change the noise variances: the parameter is log α, so the noise would stay at `init_alpha`.
+# `parameter_groups` gives log α its own learning rate.
 #
-# We train for as many epochs again, from the trained network and from the random start of the same network, and give
-# the plain network the same extra epochs.
+# We train for as many epochs again, once from the trained network and once from the random initial values of the same
+# network. The plain network gets the same extra epochs.
 
 
 # %%
 def fine_tune(net, **selection):
-    """A network made Bayesian and trained; the model, its guide, and the NLL on test images after each epoch."""
+    """Make a network Bayesian and train it; return the model, its guide and the test NLL after each epoch."""
     pyro.set_rng_seed(1)
     model = vsd.nn.Classifier(vsd.nn.bayesianize(net, **selection), num_data=len(train))
     guide = vsd.VSDGuide(model, num_reflections=2)
@@ -100,8 +100,8 @@ print("NLL after one epoch:", {name: round(value, 3) for name, value in first.it
 assert SMOKE or first["dense layers, trained start"] < 0.5 * first["dense layers, random start"]
 
 # %% [markdown]
-# The trained start saves the epochs in which a network learns to see. Then the predictions, on test images and on the
-# same images with noise of standard deviation 0.4 on the pixels (black to white is 1), which no network was trained on.
+# The trained start saves most of the epochs. Next we compare the predictions for test images, and for the same images
+# with pixel noise of standard deviation 0.4 (black to white is 1). No network was trained on such noise.
 
 # %%
 noisy = (test.x + 0.4 * torch.randn(test.x.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
@@ -111,8 +111,8 @@ for name, (model, guide, _) in runs.items():
 table = {}
 print(f"{'':30}{'test images':>20}{'with noise':>24}\n{'':30}" + f"{'accuracy':>10}{'NLL':>7}{'ECE':>7}" * 2)
 for name, predictions in scores.items():
-    measures = (vsd.metrics.accuracy, vsd.metrics.nll, vsd.metrics.ece)
-    numbers = [measure(prediction, test.y) for prediction in predictions for measure in measures]
+    metrics = (vsd.metrics.accuracy, vsd.metrics.nll, vsd.metrics.ece)
+    numbers = [metric(prediction, test.y) for prediction in predictions for metric in metrics]
     table[name] = numbers
     print(f"{name:30}" + "".join("{:10.3f}{:7.3f}{:7.3f}".format(*numbers[i : i + 3]) for i in (0, 3)))
 clean, shifted, calibration = ({name: numbers[i] for name, numbers in table.items()} for i in (1, 4, 5))
@@ -121,25 +121,25 @@ assert SMOKE or max(shifted, key=shifted.get) == max(calibration, key=calibratio
 assert SMOKE or clean["dense layers, trained start"] < clean["dense layers, random start"]
 
 # %% [markdown]
-# On clean images the plain network has the smallest NLL: it is right nearly always, and VSD is a little too careful.
-# On the noisy ones it is too sure, with the largest NLL and ECE of all; every VSD network is better there. Which layers
-# have the noise makes less of a difference than whether there is any, and one run of each on 355 images cannot rank the
-# three. The random start would need more epochs to catch up on clean images.
+# On clean images the plain network has the smallest NLL: it is nearly always right, and VSD is slightly underconfident.
+# On noisy images the plain network is overconfident, with the largest NLL and ECE of all; every VSD network is better
+# there. It matters more that there is noise than which layers have it, and one run of each on 355 images cannot rank
+# the three. The random start would need more epochs to catch up on clean images.
 
 # %% [markdown]
-# ## Back to a plain network, and smaller
+# ## Export and pruning
 #
-# `mean_network` gives the network at the posterior mean: an ordinary `nn.Module` without Pyro, for `torch.save`, ONNX
-# or a phone. It predicts at the price of one forward pass, and no longer knows what it does not know.
+# `mean_network` returns the network at the posterior mean. It is an ordinary `nn.Module` without Pyro, for
+# `torch.save`, ONNX or a phone. A prediction costs one forward pass but has no model uncertainty.
 #
-# The noise says which units matter: where the loss does not feel a unit, its noise may grow. `rank_units` orders the
-# units of each weight from the surest to the noisiest. We take inputs of the first dense layer out of the exported
-# network, the noisiest first, or the surest first, or in random order.
+# The noise shows which units are relevant: if the loss does not depend on a unit, its noise can grow. `rank_units`
+# orders the units of each weight from the least to the most noise. We remove inputs of the first dense layer from the
+# exported network in three orders: most noise first, least noise first, and random.
 
 # %%
 model, guide, _ = runs["dense layers, trained start"]
 exported = vsd.nn.mean_network(model, guide)
-start.load_state_dict(exported.state_dict())  # the names are those of the network that we began with
+start.load_state_dict(exported.state_dict())  # the parameter names are those of the original network
 order = vsd.nn.rank_units(model, guide)["net.fc1.weight"]
 print("class:", type(exported).__name__, "· inputs of fc1:", len(order))
 
@@ -152,7 +152,7 @@ def accuracy_without(units):
 
 
 random = [torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
-orders = {"noisiest first": [order.flip(0)], "random, mean of 5": random, "surest first": [order]}
+orders = {"most noise first": [order.flip(0)], "random, mean of 5": random, "least noise first": [order]}
 shares = torch.linspace(0, 0.95, 20)
 figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
 kept = {}
@@ -160,9 +160,9 @@ for (name, several), style in zip(orders.items(), ("o-", "^:", "s--"), strict=Tr
     curves = [[accuracy_without(units[: int(share * len(units))]) for share in shares] for units in several]
     curve = kept[name] = torch.tensor(curves).mean(0)
     ax.plot(shares, curve, style, markersize=4, label=name)
-ax.set(xlabel="share of fc1's inputs taken out", ylabel="accuracy")
+ax.set(xlabel="share of fc1's inputs removed", ylabel="accuracy")
 ax.legend(frameon=False)
-print("taken out           " + "".join(f"{share:8.0%}" for share in shares[::4]))
+print("removed             " + "".join(f"{share:8.0%}" for share in shares[::4]))
 for name, curve in kept.items():
     print(f"{name:20}" + "".join(f"{value:8.3f}" for value in curve[::4]) + f"   mean {curve.mean():.3f}")
 noisiest, chance, surest = kept.values()
@@ -170,17 +170,19 @@ assert SMOKE or (surest.mean() < min(noisiest.mean(), chance.mean()) and noisies
 assert SMOKE or (noisiest - chance)[:13].abs().max() < 0.05
 
 # %% [markdown]
-# The units that VSD is sure of are the ones that the network needs: without them it fails first. More than half of the
-# inputs can go at hardly any loss, the noisiest first; but so they can in random order, on average. The layer has more
-# inputs than digits of 8 × 8 pixels need, and among the spare ones the noise does not tell which to take. Always put a
-# random order beside a clever one. `vsd.nn.prune` takes out all units above a variance of your choice in one call.
+# The network needs the units with the least noise: without them it fails first. More than half of the inputs can be
+# removed at hardly any loss if those with the most noise go first. But on average the same is true of a random order.
+# The layer has more inputs than digits of 8 × 8 pixels need, and among the redundant ones the noise does not show which
+# to remove. Always compare a pruning order with a random one. `vsd.nn.prune` removes all units above a noise variance
+# of your choice in one call.
 
 # %% [markdown]
 # ## ResNet-18
 #
-# One line, whatever the depth. Weights of convolutions get noise on their output channels (`conv_noise="in"`: on their
-# inputs), one draw per image and channel; batch norms and biases stay parameters. Through 21 layers noise multiplies,
-# so it should start small. A few steps on eight digits, to see that it runs:
+# A deep network takes the same single line. Convolutions have noise on their output channels (with
+# `VSDGuide(model, conv_noise="in")` on their input channels), one draw per image and channel. Batch norms and biases
+# stay parameters. The noise of 21 layers multiplies, so it should start small. We run a few steps on eight digits to
+# see that it works:
 
 # %%
 pyro.set_rng_seed(0)
@@ -206,15 +208,16 @@ for name, selection in {"all layers": {}, "fc only": {"include": "fc"}}.items():
     assert SMOKE or losses[-1] < losses[0]
 
 # %% [markdown]
-# The noise adds next to nothing to the network's size, and the eight images are soon learned. Noise on the last layer
-# alone is the usual choice for a large trained network: freeze the rest (`requires_grad_(False)` before `bayesianize`,
-# which leaves it so) and a Bayesian head is trained on fixed features. On CIFAR-10 noise on the dense layers of a small
-# convolutional network was better than noise on all of them, and cheaper: see "Choosing options" in the documentation.
+# The noise adds very few parameters, and the network soon fits the eight images. For a large trained network the usual
+# choice is noise on the last layer only: freeze the other parameters with `requires_grad_(False)` before `bayesianize`,
+# and a Bayesian head is trained on top of them. Batch norms still update their running statistics during training, so
+# the features are fixed only in a network without them. On CIFAR-10 noise on the dense layers of a small convolutional
+# network was better than noise on all layers, and cheaper: see "Choosing options" in the documentation.
 #
 # ## On a GPU
 #
-# Move model and guide, then the data; before or after the first step. The module form of the objective, as above, does
-# not wait for the device in a step:
+# Move model, guide and data to the device, before or after the first step. The module form of the objective, as above,
+# does not wait for the device during a step:
 #
 #     model.to("cuda"), guide.to("cuda")
 #     optimizer = torch.optim.Adam(guide.parameter_groups(lr=1e-3), fused=True)
@@ -222,26 +225,26 @@ for name, selection in {"all layers": {}, "fc only": {"include": "fc"}}.items():
 #         with torch.autocast("cuda", dtype=torch.bfloat16):  # likelihood and KL stay in float32
 #             value = loss(x, y)
 #
-# `vsd.fit` wants model, guide and data on the same device and needs nothing else. None of this page was run on a GPU.
+# `vsd.fit` needs model, guide and data on the same device and nothing else. This tutorial was not run on a GPU.
 #
-# ## In several processes
+# ## Distributed training
 #
-# `vsd.fit` knows `torch.distributed`. Started by `torchrun --nproc_per_node=2 train.py`, all processes call it with the
-# same arguments; each takes its own rows of every batch and draws its own noise, and all end with the same parameters:
+# `vsd.fit` supports `torch.distributed`. With `torchrun --nproc_per_node=2 train.py` all processes call it with the
+# same arguments. Each takes its own rows of every batch and draws its own noise. All end with the same parameters:
 #
 #     torch.distributed.init_process_group()
 #     model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=len(train))  # the whole training set
 #     guide = vsd.VSDGuide(model)
 #     vsd.fit(model, guide, train, epochs=10)
-#     prediction = vsd.training.distributed.predict(model, guide, test.x)  # shared out, and all get the whole
+#     prediction = vsd.training.distributed.predict(model, guide, test.x)  # each computes a part, all get the result
 #
-# `num_data` stays the size of the whole training set, however many processes there are.
+# `num_data` is the size of the whole training set for any number of processes.
 #
 # ## What to take away
 #
-# - `bayesianize(net)` starts from the weights that `net` has: train, or load, then make it Bayesian.
-# - `include` and `exclude` choose the layers, by name, type or function.
-# - After a short fine-tuning look at the droprates: give log α a larger step size if they have not moved.
-# - `mean_network` and `rank_units` lead back to plain and smaller networks.
+# - `bayesianize(net)` starts from the weights of `net`: train it or load weights first.
+# - `include` and `exclude` select layers by name, type or function.
+# - After a short fine-tuning check the noise variances. If they have not changed, give log α a larger learning rate.
+# - `mean_network` returns a plain network; `rank_units` and `prune` help to make it smaller.
 #
 # Next: [what VSD is](06_what_vsd_is.ipynb).

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 6. What VSD is, and what it is not
 #
-# VSD is dropout with a learned covariance: each unit of a layer is multiplied by noise ξ of mean 1 and covariance
+# VSD is dropout with a learned covariance. It multiplies each unit of a layer by noise ξ with mean 1 and covariance
 #
 # $$\Sigma = U \operatorname{diag}(\alpha)\, U^\top, \qquad U = H_T \cdots H_1,$$
 #
-# a product of T reflections. T = 0 is variational dropout (VD): independent noise. This page shows a case in which the
-# reflections matter, looks at the covariance that is learned, then at real data, where they hardly do, and at last puts
-# the uncertainty to work: it chooses which images are worth a label.
+# where U is a product of T reflections. T = 0 is variational dropout (VD) with independent noise. This tutorial first
+# shows a case in which the reflections matter, and the covariance that is learned. On real data they hardly matter. In
+# the last part we use the uncertainty to choose the images that should be labelled next.
 #
-# What VSD is *not*: a bound on the evidence of the model as stated (the prior's scale is replaced by its optimum), or a
-# regulariser of the weights Θ, which the KL does not contain.
+# VSD is *not* a bound on the evidence of the model as stated, because the prior's scale is replaced by its optimum. It
+# does not regularise the weights Θ either, because the KL does not contain them.
 
 # %%
 import os
@@ -21,12 +21,12 @@ import torch
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that all of this works
-torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
+torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
 
 
 def train_guide(net, data, *, seed, epochs, batch_size, lr, noise=None, **options):
-    """A network made Bayesian and trained, the step size falling to zero; regression where a noise is given."""
+    """Make a network Bayesian and train it with a falling learning rate; a regression if noise is given."""
     pyro.set_rng_seed(seed)
     net = vsd.nn.bayesianize(net)
     model = vsd.nn.Regressor(net, len(data), noise=noise) if noise else vsd.nn.Classifier(net, len(data))
@@ -42,13 +42,13 @@ def train_guide(net, data, *, seed, epochs, batch_size, lr, noise=None, **option
 # %% [markdown]
 # ## Five pairs of twins
 #
-# Ten inputs in five pairs. The two of a pair are nearly equal, and the target is half the sum of all. What the data say
-# about the weights is clear for the sum of each pair, and nearly nothing for the difference. A posterior should be
-# narrow in the first and wide in the second: two weights, one up as the other goes down. Independent noise cannot be
-# that.
+# There are ten inputs in five pairs. The two inputs of a pair are nearly equal, and the target is half the sum of all
+# inputs. So the data determine the sum of the two weights of a pair, and say almost nothing about their difference. The
+# posterior should be narrow for the sum and wide for the difference: if one weight is larger, the other is smaller.
+# Independent noise cannot represent this.
 #
-# The model is linear, so there is a best covariance of the noise to compare with (`vsd.diagnosis.best_covariance`), and
-# `vsd.diagnose` reports how much of the gain over the best independent noise a guide has found.
+# The model is linear, so we can compute the best covariance of the noise (`vsd.diagnosis.best_covariance`).
+# `vsd.diagnose` reports which share of the gain over the best independent noise a guide has found.
 
 
 # %%
@@ -67,7 +67,7 @@ for T in (0, 1, 2, 3, 5):
     rows = []
     for seed in range(2 if SMOKE else 3):
         net = vsd.nn.mlp([10, 1])
-        torch.nn.init.constant_(net[0].weight, 0.5)  # the true weights: only the noise has to be found
+        torch.nn.init.constant_(net[0].weight, 0.5)  # the true weights: only the noise has to be learned
         model, guide, history = train_guide(
             net, train, seed=seed, epochs=10 if SMOKE else 500, batch_size=200, lr=5e-2, noise=0.3,
             num_reflections=T, init_alpha=0.05,
@@ -100,21 +100,22 @@ assert SMOKE or (sigma[5][1].mean() > 2 * sigma[0][1].mean() and sigma[5][0].mea
 assert SMOKE or (pairs.max() < -0.8 and variances[1] > 4 * variances[0])
 
 # %% [markdown]
-# Left, independent noise: it must be small on every input, for each by itself changes the prediction. Right, five
-# reflections: the noise is several times as large (mind the scales), and of opposite sign for the two of a pair, so
-# that it cancels in their sum. Where the twins are alike, as in training, both networks are about as sure. Where they
-# differ, which no training row has shown, only structured noise makes the network much less sure.
+# The left panel shows independent noise. It must be small on every input, because noise on any single input changes the
+# prediction. The right panel shows five reflections. The noise is several times as large (note the different scales),
+# and it has opposite signs for the two inputs of a pair, so it cancels in their sum. If the twins are alike, as in
+# training, both networks are about equally certain. If they differ, as in no training row, only structured noise makes
+# the network much less certain.
 #
-# Five reflections could undo five pairs exactly; they find most of the gain from every start. With fewer it depends on
-# where the vectors start, and T = 3 was no better than T = 2: the search is not convex. More reflections than seem
-# necessary cost little and help to find the way.
+# Five reflections can represent five pairs exactly. They find most of the gain from every start. With fewer reflections
+# the result depends on the initial vectors, and T = 3 was no better than T = 2: the search is not convex. More
+# reflections than necessary cost little and make the search easier.
 
 # %% [markdown]
-# ## Real data: T = 0, 1, 2, 3, and the kind of vectors
+# ## Real data: T = 0, 1, 2, 3, and kinds of vectors
 #
-# The diabetes patients of the first tutorial. The reflection vectors are free parameters by default; the paper makes
-# them by small networks, `"fc"` and `"low_rank"`. A difference means something only beside the spread over seeds, so
-# each setting is trained from the same starts, and compared to VD (T = 0) from that start.
+# We use the diabetes data of the first tutorial. The reflection vectors are free parameters by default. The paper
+# computes them by small networks, `"fc"` and `"low_rank"`. A difference is meaningful only if it exceeds the spread
+# over seeds. So each setting is trained with the same seeds and compared to VD (T = 0) with the same seed.
 
 # %%
 train, test = vsd.datasets.diabetes()
@@ -156,20 +157,20 @@ print("further from VD than two standard errors, in RMSE:", ", ".join(apart) or 
 assert SMOKE or all(abs(ratio - 1) < 0.01 and abs(gain) < 0.01 for (ratio, _), (gain, _) in rotations.values())
 
 # %% [markdown]
-# Nothing to choose between them: all errors are within 1 % of VD's, the log-likelihoods within 0.01. T = 3 comes out
-# worse by more than two standard errors, yet with three starts, one split of the patients and five comparisons that is
-# no finding. The kind of the vectors makes no difference either.
+# The settings are equally good: all errors are within 1 % of VD's, and the log-likelihoods within 0.01. T = 3 is
+# worse by more than two standard errors. With three seeds, one split of the patients and five comparisons this is not
+# significant. The kind of vectors makes no difference either.
 #
-# **When is VD enough?** Where the noise is weak, as with many data, and where inputs and units are not redundant: the
-# KL alone never wants a rotation, only the likelihood can pay for one. Try more reflections than the default two where
-# features are correlated and data are few, or a gap between the data has to be noticed, as in the first tutorial. The
-# page "Choosing options" of the documentation has more measurements.
+# **When is VD enough?** VD is enough if the noise is weak, as with a lot of data, and if inputs and units are not
+# redundant. The KL alone never favours a rotation; only the likelihood can. Try more than the default two reflections
+# if features are correlated and data are scarce, or if you need uncertainty between clusters as in the first tutorial.
+# The page "Do correlations help?" of the documentation has more advice.
 
 # %% [markdown]
-# ## Diagnose
+# ## Diagnose a training run
 #
-# `vsd.diagnose` looks at a trained guide: the droprates, the parts of the objective, how much of the possible gain the
-# covariance has found, held-out predictions. What it finds amiss it says, with what to do about it.
+# `vsd.diagnose` inspects a trained guide: the noise variances, the parts of the objective, the share of the possible
+# gain that the covariance has found, and held-out predictions. It explains what is wrong and what to try.
 
 # %%
 report = vsd.diagnose(model, guide, train, test)
@@ -178,15 +179,16 @@ correlated = {name: site["correlated"] for name, site in report.sites.items()}
 assert SMOKE or (report.healthy and max(correlated.values()) < 0.05)
 
 # %% [markdown]
-# The last of the guides above is healthy. Its noise is all but independent (`correlated`), and the note says what is
-# left to gain: a few hundredths of a nat per patient.
+# The last of the guides above is healthy. Its noise is almost independent (`correlated`). The note says how much a
+# better covariance could gain: a few hundredths of a nat per patient.
 
 # %% [markdown]
 # ## Active learning
 #
-# Labels cost money. Given 20 labelled digits and a pool without labels, which 20 to ask for next? Those for which the
-# network is least sure (`"entropy"`), or those for which the sampled networks disagree most (`"bald"`: the mutual
-# information of label and weights), or any. After each round the network is trained anew, from the same start.
+# Labels are expensive. We start with 20 labelled digits and a pool without labels. Which 20 images should be labelled
+# next? We compare three choices: images with the most uncertain predictions (`"entropy"`), images on which the sampled
+# networks disagree most (`"bald"`, the mutual information of label and weights), and random images. After each round
+# the network is trained again from the same initial values.
 
 # %%
 train, test = vsd.datasets.digits()
@@ -230,14 +232,14 @@ mean = {kind: curve.mean(0) for kind, curve in curves.items()}
 assert SMOKE or (mean["bald"][-2] > mean["random"][-1] and (mean["entropy"] < mean["random"])[1:4].all())
 
 # %% [markdown]
-# The bars are the spread over three runs. With 160 labels both scores are ahead of chance, BALD in every run; with 140
-# it is ahead of random labels with 160. Entropy begins below chance: it also asks for images that are doubtful in
-# themselves, while BALD asks where the networks *disagree*. Three runs on one small data set show that the loop works,
-# not how much it gains on yours.
+# The bars show the spread over three runs. With 160 labels both scores are better than random labels, BALD in every
+# run. BALD with 140 labels is better than random with 160. At first entropy is worse than random: it also selects
+# images that are ambiguous in themselves, while BALD selects images on which the networks *disagree*. Three runs on one
+# small data set show that the loop works. They do not show how much you gain on your data.
 #
 # ## What to take away
 #
-# - The reflections buy correlations. Look at them: `vsd.plots.noise_covariance(guide.noise(site))`.
-# - Compare T by paired runs from several starts, and believe a difference when it is larger than its spread.
-# - Start with the defaults; ask `vsd.diagnose` what is left to gain.
-# - `vsd.metrics.acquisition(prediction, "bald")` ranks what to label next.
+# - The reflections describe correlations of the noise: look at `vsd.plots.noise_covariance(guide.noise(site))`.
+# - Compare values of T by paired runs with several seeds. Trust a difference only if it is larger than its spread.
+# - Start with the defaults; `vsd.diagnose` estimates how much a better covariance could gain.
+# - `vsd.metrics.acquisition(prediction, "bald")` ranks the examples to label next.

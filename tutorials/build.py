@@ -1,4 +1,4 @@
-"""Makes the notebooks from the scripts beside them: runs every cell and keeps the outputs and figures.
+"""Builds the notebooks from the scripts in this folder: runs every cell and keeps the outputs and figures.
 
     python tutorials/build.py                  # all of them
     python tutorials/build.py 01_regression    # one
@@ -58,7 +58,7 @@ def execute(script: Path, smoke: bool = False) -> Any:
     """The notebook with its outputs, run in an empty folder."""
     notebook = read(script)
     metadata = copy.deepcopy(notebook.metadata)  # the kernel adds its own
-    # One torch thread, as in `make`: the products are so small that a second would only be waited for.
+    # One torch thread, as in `make`: matrices are too small to benefit from a second.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     # Pyro's progress bars miss ipywidgets, which nothing here needs.
     environment["PYTHONWARNINGS"] = "ignore:IProgress not found"

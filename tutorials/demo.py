@@ -1,4 +1,4 @@
-"""What `make demo` does: a VSD network and a plain one on handwritten digits, their calibration, and a figure.
+"""The program behind `make demo`: a VSD network and a plain one on handwritten digits, their metrics and a figure.
 
     python tutorials/demo.py [--epochs 100] [--figure demo.png]
 """
@@ -20,7 +20,7 @@ RATE = 3e-3
 
 
 def train_plain(train: vsd.datasets.Data, epochs: int) -> torch.nn.Module:
-    """The usual network: one weight vector, no noise."""
+    """Train a plain network without noise."""
     net = vsd.nn.mlp(SIZES)
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
     for _ in tqdm(range(epochs), desc="plain", unit="epoch"):
@@ -32,7 +32,7 @@ def train_plain(train: vsd.datasets.Data, epochs: int) -> torch.nn.Module:
 
 
 def train_vsd(train: vsd.datasets.Data, epochs: int) -> tuple[vsd.nn.Classifier, vsd.VSDGuide]:
-    """The same network with structured dropout noise on the inputs of every layer."""
+    """Train the same network with structured dropout noise on the inputs of every layer."""
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp(SIZES)), num_data=len(train))
     guide = vsd.VSDGuide(model)
     svi = SVI(model, guide, Adam({"lr": RATE}), vsd.VSD_ELBO())
@@ -49,7 +49,7 @@ def predict_plain(net: torch.nn.Module, x: torch.Tensor) -> vsd.ClassificationPr
 
 
 def shuffled_pixels(x: torch.Tensor) -> torch.Tensor:
-    """Images out of distribution: the same grey values, in another random order in each image."""
+    """Out-of-distribution images: the same grey values in a random order, different for each image."""
     return x.gather(-1, torch.rand_like(x).argsort(-1))
 
 
@@ -59,7 +59,7 @@ def print_side_by_side(reports: dict[str, vsd.metrics.Report]) -> None:
     for metric in first.to_dict():
         values = "".join(f"{report[metric]:>16.4f}" for report in reports.values())
         print(f"{metric:<22}{values}  {first.better(metric)}".rstrip())
-    print("From fpr_at_95_tpr on: telling digits from the same images with shuffled pixels.")
+    print("The metrics from fpr_at_95_tpr on evaluate the detection of images with shuffled pixels.")
 
 
 def draw(path: str, y: torch.Tensor, predictions: dict[str, tuple], figsize: tuple[float, float] = (11, 7)) -> None:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    torch.set_num_threads(1)  # the products are so small that a second thread would only be waited for
+    torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
     pyro.set_rng_seed(options.seed)
     train, test = vsd.datasets.digits()
     outside = shuffled_pixels(test.x)

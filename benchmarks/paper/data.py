@@ -53,7 +53,7 @@ def _read(name: str, folder: Path | None, flatten: bool, smoke: bool) -> tuple[D
         raise ValueError("data: expected a folder, got none. Pass --data FOLDER or set PYRO_VSD_DATA.")
     options = {"flatten": flatten, "dtype": torch.float32}
     if name == "cifar100" and not (folder / "cifar-100-python" / "train").is_file():
-        # its test images alone are enough as unfamiliar inputs
+        # its test images alone are enough as OOD inputs
         return vsd.datasets.cifar100(folder, test_only=True, **options)
     pair: tuple[Data, Data] = getattr(vsd.datasets, name)(folder, **options)
     return pair

@@ -1,4 +1,4 @@
-"""The paper's figures from the stored results: reliability, entropies of familiar and unfamiliar inputs, training.
+"""The paper's figures from the stored results: reliability, entropies of test and OOD inputs, training.
 
 A result holds bins, not predictions. Rows that fall into the same bins are made again from them, and drawn by the
 library's own figures: calibration errors and histograms are those of the run, up to the rounding of the record.

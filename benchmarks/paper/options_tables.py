@@ -1,4 +1,4 @@
-"""The table of the page "Choosing options", from the stored results."""
+"""The tables of the page "Evidence for the options", from the stored results."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from benchmarks.paper.settings.options import DEFAULT, SETTINGS
 
 __all__ = ["PAGE", "render"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options_evidence.md"
 
 
 def render(folder: Path = store.RESULTS) -> str:
-    """Differences to the defaults in both measures; nothing without results."""
+    """Differences to the defaults in both metrics; nothing without results."""
     results = uci_results.load(folder, SETTINGS)
     variants = SETTINGS[0].variants
 
@@ -25,4 +25,4 @@ def render(folder: Path = store.RESULTS) -> str:
     for metric in uci_results.METRICS if results else ():
         lines = uci_tables.differences(results, metric, pairs, words)
         parts.append("\n".join([f"**{uci_tables.TITLES[metric]}**", "", *lines]))
-    return "\n\n".join([f"Against the defaults. {uci_tables.LEGEND}", *parts] if parts else [])
+    return "\n\n".join([f"Differences to the defaults.\n{uci_tables.LEGEND}", *parts] if parts else [])

@@ -136,7 +136,7 @@ LOW_RANK = {
 }
 #: spectral norm and stable rank of the last layer's weight, MLP on MNIST
 NORMS = {"MAP": (1.47, 6.33), "MCD": (1.93, 4.36), "VD": (1.88, 5.28), "VSD": (2.05, 4.19)}
-#: FPR at 95 % TPR, detection error, AUROC, AUPR in, AUPR out, by (task, unfamiliar set)
+#: FPR at 95 % TPR, detection error, AUROC, AUPR in, AUPR out, by (task, OOD set)
 DETECTION: dict[tuple[str, str], dict[str, tuple[float, ...]]] = {
     ("alexnet_cifar10", "cifar100"): {
         "MAP": (0.88, 0.35, 0.70, 0.73, 0.65),

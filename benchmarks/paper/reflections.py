@@ -66,7 +66,7 @@ def reflections_onto(directions: Tensor) -> Tensor:
 def best_reflections(A: Tensor, strength: float, T: int, polish: int = 100) -> tuple[Tensor, Tensor]:
     r"""``log_alpha (..., K)`` and ``vectors (..., T, K)`` of small F, for a batch of matrices, in float64.
 
-    The T leading eigenvectors of A, where noise hurts most, become directions of the noise. Given U, the droprates that
+    The T leading eigenvectors of A, where noise hurts most, become directions of the noise. Given U, the α that
     minimise F solve :math:`1/\alpha_j = a_j/c + \sum_i U_{ij}^2/(1 + s_i)` with :math:`a = \operatorname{diag}(U^\top A
     U)`: a fixed point that never raises F (the tangent of :math:`\log(1 + s_i)` bounds it). Then L-BFGS in both. From
     random vectors the search ends far worse: it is not convex. Beyond ``K - 1``, vectors are zero: no reflections.

@@ -1,4 +1,4 @@
-"""The figures of the page "What the rotation buys", from the stored results."""
+"""The figures of the page "Evidence on correlations", from the stored results."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the rotation buys in a classifier: training from the closed form, and how much of the gain was found."""
+"""Do correlations help in a classifier? Also training from the closed form, and how much of the gain was found."""
 
 from pathlib import Path
 from typing import Any

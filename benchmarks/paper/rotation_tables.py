@@ -1,4 +1,4 @@
-"""The tables of the page "What the rotation buys", from the stored results."""
+"""The tables of the page "Evidence on correlations", from the stored results."""
 
 import statistics
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.paper.tables import MEASURES, by_variant, estimate, markdown
 
 __all__ = ["NAMES", "PAGE", "UCI_SETTINGS", "Layer", "layers", "render"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "rotation.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rotation_evidence.md"
 
 #: training rows: the KL counts once for all of them
 ROWS = {"yacht": 277, "boston": 455, "concrete": 927, "mnist": 50_000}
@@ -96,7 +96,7 @@ def _possible(found: list[Layer]) -> str:
             name = NAMES.get(layer.data, layer.data.capitalize())
             rows.append([name, _LAYERS[layer.number], f"{layer.gain():.1f}", f"{per_row:.2f}", *cells])
     header = ["network", "noise on", "gain, nats", "in 1/1000 nat per row", *(f"T = {T}" for T in REFLECTIONS)]
-    return markdown("What is to be gained, and the share within reach of T reflections", header, rows) if rows else ""
+    return markdown("Upper bound on the gain, and the share that T reflections can reach", header, rows) if rows else ""
 
 
 def _found(found: list[Layer]) -> str:
@@ -114,10 +114,10 @@ def _found(found: list[Layer]) -> str:
         left.append([*place, *(f"{_lag(there[v]):.2f}" if v in there else "" for v in variants)])
     if not shares:
         return ""
-    title = "The share that training found: correlations as trained, each unit's noise at its best size"
+    title = "Share of the gain found in training: correlations as trained, noise variances at their best"
     return "\n\n".join([
         markdown(title, ["network", "noise on", *names], shares),
-        markdown("What the sizes of the noise leave, 1/1000 nat per row", ["network", "noise on", *names], left),
+        markdown("Gain left by the noise variances, 1/1000 nat per row", ["network", "noise on", *names], left),
     ])  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the rotation buys on the UCI sets: mirrored draws, training from the closed form, how much was found."""
+"""Do correlations help on the UCI sets? Also mirrored draws, training from the closed form, how much was found."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ class Studied(VSD):
 
     :param draws: draws of the noise for each row of a batch.
     :param mirrored: two draws, the second ``2 - ξ``.
-    :param closed: halfway, droprates and vectors are set to the best there are for the network as it is then.
+    :param closed: halfway, noise variances and vectors are set to the best for the network at that time.
     """
 
     def __init__(

@@ -124,8 +124,9 @@ def rotation(task: str, results: Results) -> str:
             ]
             rows.append([f"{setting.variants[name].label} − {setting.variants[base].label}", *cells])
     header = ["difference", *(name for name, *_ in MEASURES)]
-    title = f"{TITLES.get(task, task.replace('_', ', '))}: what the rotation changes"
-    return markdown(title, header, rows, "Paired by seed; below zero the rotation is better.") if rows else ""
+    title = f"{TITLES.get(task, task.replace('_', ', '))}: effect of the rotation"
+    note = "Paired by seed. A negative difference means that the rotation is better."
+    return markdown(title, header, rows, note) if rows else ""
 
 
 def twin(variant: str) -> str:
@@ -134,7 +135,7 @@ def twin(variant: str) -> str:
 
 
 def detection(task: str, outside: str, results: Results) -> str:
-    """The five measures of telling unfamiliar inputs, by the largest probability."""
+    """Five metrics of the detection of out-of-distribution inputs, by the largest probability."""
     setting: Setting = SETTINGS[task]
     table = published.DETECTION.get((task, outside), {})
     header = ["method", *(name for name, _ in DETECTION)]
@@ -146,11 +147,11 @@ def detection(task: str, outside: str, results: Results) -> str:
             rows.append([label, *(estimate([one[key] for one in scores], 3) for _, key in DETECTION)])
             if row in table:
                 rows.append([f"{row}, paper", *map(str, table[row])])
-    title = f"{TITLES.get(task, task.replace('_', ', '))}: {NAMES[outside]} as unfamiliar inputs"
+    title = f"{TITLES.get(task, task.replace('_', ', '))}: {NAMES[outside]} as out-of-distribution inputs"
     note = "Rows are ranked by the largest probability."
     if not table:
         elsewhere = any((SETTINGS[t].data, o) == (setting.data, outside) for t, o in published.DETECTION)
-        note += f" The paper has {'this pair of sets for another network' if elsewhere else 'no such pair of sets'}."
+        note += f" The paper has {'this pair for a different network' if elsewhere else 'no such pair of data sets'}."
     return markdown(title, header, rows, note) if rows else ""
 
 
@@ -183,12 +184,12 @@ def norms(results: Results) -> str:
             row += [estimate([layer[key] for layer in last], 2), "" if known is None else f"{known}"]
         rows.append(row)
     header = ["method", "spectral norm", "paper", "stable rank", "paper"]
-    note = "Of the last layer's weight at the posterior mean, FC 400×2. The paper does not tell which MLP it measured."
+    note = "Of the last layer's weight at the posterior mean, FC 400×2. The paper does not say which MLP it measured."
     return markdown("MNIST: spectral norm and stable rank", header, rows, note)
 
 
 def searches(folder: Path) -> str:
-    """What was chosen on validation rows."""
+    """Values chosen on validation rows."""
     rows = []
     for path in sorted((folder / "tuning").glob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -200,7 +201,7 @@ def searches(folder: Path) -> str:
     if not rows:
         return ""
     header = ["task", "variant", "chosen", "trials", "epochs of a trial", "NLL on validation rows"]
-    return markdown("What the searches chose", header, rows, "On 10,000 rows of the training set.")
+    return markdown("Values chosen by the searches", header, rows, "On 10,000 rows of the training set.")
 
 
 def page(text: str, tables: str) -> str:

@@ -84,18 +84,19 @@ def tables(results_folder: str | Path) -> str:
 
 
 READING = (
-    "Mean over splits and seeds ± standard error over the 20 splits, which share rows (number of runs: 20 is one seed, "
-    "40 are two). *default λ*: 1 per unit. *KL per unit*, *KL per weight*: the best λ of that kind, chosen for each "
-    "split. *Tuned*: the better of both kinds, for each split. Choices are made on held-out training rows."
+    "Mean over splits and seeds ± standard error over the 20 splits, which share rows. In brackets: the number of\n"
+    "runs; 20 is one seed, 40 are two. *Default λ* is 1 per unit. *KL per unit* and *KL per weight* are the best λ of\n"
+    "that kind, chosen for each split. *Tuned* is the better of both kinds for each split. All choices use held-out\n"
+    "training rows."
 )
 MEDIAN_TEXT = (
-    "σ is chosen on few held-out rows; a single split where it comes out far too small can decide the mean above, not "
-    "the median."
+    "σ is chosen on few held-out rows. A single split with a far too small σ can dominate the mean above, but not the\n"
+    "median."
 )
 LEGEND = (
-    "Mean over splits and seeds ± half of a 95 % interval over the 20 splits (number of differences: 20 is one seed, "
-    "40 are two). **Bold** where the interval excludes zero: of a hundred such, some do by chance, and as splits share "
-    "rows, the intervals are somewhat too narrow."
+    "Mean over splits and seeds ± half of a 95 % interval over the 20 splits. In brackets: the number of differences;\n"
+    "20 is one seed, 40 are two. **Bold** means that the interval excludes zero. Among a hundred intervals a few do\n"
+    "so by chance. Splits share rows, so the intervals are somewhat too narrow."
 )
 
 

@@ -47,7 +47,7 @@ class Variant:
 class Setting:
     """A data set, a network, how it is trained, and the variants to compare.
 
-    :param data: a loader of ``pyro_vsd.datasets``; ``ood`` names those of unfamiliar inputs.
+    :param data: a loader of ``pyro_vsd.datasets``; ``ood`` names those of out-of-distribution inputs.
     :param network: a name of ``pyro_vsd.nn``.
     :param num_validation: rows split off the training set.
     :param augment: random crops of padded images, with ``flip`` mirrored ones too.

@@ -110,7 +110,7 @@ def test_a_folder_without_results_is_refused(command, exists, tmp_path, monkeypa
 def test_no_page_is_written_if_one_lacks_its_results(folder, monkeypatch):
     before = tables.PAGE.read_bytes()
     monkeypatch.setattr("sys.argv", ["paper", "tables", "--write", "--results", str(folder)])
-    missing = "docs/rotation.md, docs/options.md, benchmarks/README.md"
+    missing = "docs/rotation_evidence.md, docs/options_evidence.md, benchmarks/README.md"
     with pytest.raises(SystemExit, match=f"expected those of {missing} in"):
         main()
     assert tables.PAGE.read_bytes() == before

@@ -1,4 +1,4 @@
-"""CIFAR-10 and SVHN, convolutions of 32 and 64 kernels and a hidden layer of 128; CIFAR-100 as unfamiliar inputs.
+"""CIFAR-10 and SVHN, convolutions of 32 and 64 kernels and a hidden layer of 128; CIFAR-100 as OOD inputs.
 
 The paper puts noise on the fully connected layers and trains for 100 epochs; here 12 with a cosine, some 24, and also
 noise on all layers. SVHN is for whoever has its files.

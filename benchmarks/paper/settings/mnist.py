@@ -1,4 +1,4 @@
-"""MNIST as rows of pixels, two fully connected networks; FashionMNIST as unfamiliar inputs. And the ablations.
+"""MNIST as rows of pixels, two fully connected networks; FashionMNIST as OOD inputs. And the ablations.
 
 The paper trains for 100 epochs and predicts with 100 samples; here 15 epochs with a cosine and 50 samples, which a CPU
 can do, and single runs of 100 epochs.
@@ -99,12 +99,12 @@ LONG = {
         seeds=(0,),
     ),
 }
-# Droprates that learn faster than the weights: noise lags behind its best size, and more so with a rotation.
+# Noise variances that learn faster than the weights: they lag behind their best values, and more so with a rotation.
 FAST = {
     f"{name}_alpha{factor}": Variant(
         method,
         options,
-        f"{label}, droprates {factor} times as fast",
+        f"{label}, noise variances {factor} times as fast",
         rates={"log_alpha": factor * 1e-3},
     )
     for factor in (5, 20)

@@ -1,7 +1,7 @@
-"""What the rotation buys: more reflections, a start from the closed form, mirrored draws; on MNIST and three UCI sets.
+"""Do correlations help? More reflections, a start from the closed form, mirrored draws; on MNIST and three UCI sets.
 
 UCI: λ is fixed, at the library's default and at one that makes strong noise (0.3 per weight); held-out rows choose the
-observation noise alone. ``t*_closed`` sets droprates and vectors halfway to the best for the network as it is then.
+observation noise alone. ``t*_closed`` sets noise variances and vectors halfway to the best for the network then.
 ``t2_mirrored`` draws twice for each row of a batch, ξ and 2 − ξ; ``t2_draws2``, of the same cost, independently.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["SETTINGS", "RotationVariant"]
 
 @dataclass(frozen=True)
 class RotationVariant(Variant):
-    """:param closed: halfway, droprates and vectors are set to the best there are."""
+    """:param closed: halfway, noise variances and vectors are set to the best there are."""
 
     closed: bool = False
 
