@@ -163,7 +163,7 @@ def to_device(tree: Any, device: torch.device | None) -> Any:
 
 
 def free_name(name: str, value: Tensor) -> str:
-    """``name``, unless Pyro's store holds a different tensor under it: then the first free ``name__1``, ``name__2`` …"""
+    """``name``, unless Pyro's store holds a different tensor under it: then the first free ``name__1``, ``name__2``."""
     store = pyro.get_param_store()
     if name not in store or store[name] is value:
         return name

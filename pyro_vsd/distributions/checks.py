@@ -95,4 +95,4 @@ def check_finite(name: str, value: Tensor) -> None:
 
 def _check(name: str, value: Tensor, good: Tensor, word: str) -> None:
     if not bool(good.all()):
-        raise ValueError(f"{name} must be {word}; its shape is {tuple(value.shape)}, one entry {value[~good][0].item()}.")
+        raise ValueError(f"{name} must be {word}; one of {value.numel()} entries is {value[~good][0].item()}.")

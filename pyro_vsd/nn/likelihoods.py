@@ -164,8 +164,8 @@ class _BatchWatch:
         elif not torch.equal(self.first, targets):
             self.looks = _LOOKS
             warnings.warn(
-                f"num_data={num_data} is the size of a batch: batches of that size came with different targets. The prior "
-                "then weighs as if there were no other data. Pass the size of the whole set: num_data=len(train).",
+                f"num_data={num_data} is the size of a batch: batches of that size came with different targets. The "
+                "prior then weighs as if there were no other data. Pass the size of the whole set: num_data=len(train).",
                 stacklevel=2,
             )
         if self.looks >= _LOOKS:
@@ -214,7 +214,7 @@ def _check_net(net: Any) -> None:
         for module in net.modules()
     )
     if not random:
-        raise ValueError(f"net is a {type(net).__name__} without random weights. Make it Bayesian: vsd.nn.bayesianize(net).")
+        raise ValueError(f"net is a {type(net).__name__} without random weights. Use vsd.nn.bayesianize(net).")
 
 
 class Classifier(ObservationModel):
@@ -235,8 +235,8 @@ class Classifier(ObservationModel):
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
         if output.dim() < 2 or output.shape[-1] < 2:
             raise ValueError(
-                f"net must give outputs (B, C) for two or more classes, not {tuple(output.shape)}. For one output per row "
-                "use BinaryClassifier."
+                f"net must give outputs (B, C) for two or more classes, not {tuple(output.shape)}. For one output per "
+                "row use BinaryClassifier."
             )
         num_rows, num_classes = output.shape[-2:]
         if y is not None:
@@ -254,8 +254,8 @@ def _check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
         low, high = y.aminmax()
         if low < 0 or high >= num_classes:
             raise ValueError(
-                f"y must hold classes from 0 to {num_classes - 1}, one for each output of the network; it has values from "
-                f"{int(low)} to {int(high)}."
+                f"y must hold classes from 0 to {num_classes - 1}, one for each output of the network; it has values "
+                f"from {int(low)} to {int(high)}."
             )
     return y.long()
 
@@ -285,8 +285,8 @@ class BinaryClassifier(ObservationModel):
         if output.dim() > 1:
             if output.shape[-1] != 1:
                 raise ValueError(
-                    f"net must give one output per row, (B, 1) or (B,), not {tuple(output.shape)}. For several classes use "
-                    "Classifier."
+                    f"net must give one output per row, (B, 1) or (B,), not {tuple(output.shape)}. For several classes "
+                    "use Classifier."
                 )
             output = output.squeeze(-1)
         num_rows = output.shape[-1]
@@ -294,7 +294,7 @@ class BinaryClassifier(ObservationModel):
             _check_rows(y, num_rows)
             y = y.to(output.dtype)
             if _checks_values() and not bool(((y == 0) | (y == 1)).all()):
-                raise ValueError(f"y must hold labels 0 and 1; it has values from {y.min().item()} to {y.max().item()}.")
+                raise ValueError(f"y must hold labels 0 and 1; its values go from {y.min().item()} to {y.max().item()}.")
         return dist.Bernoulli(logits=output, validate_args=False), num_rows, y
 
 
@@ -375,7 +375,7 @@ class Regressor(ObservationModel):
         if self.noise == "heteroscedastic":
             if output.shape[-1] % 2:
                 raise ValueError(
-                    f"net must give an even number of outputs with noise='heteroscedastic', means and log-variances, not "
+                    "net must give an even number of outputs with noise='heteroscedastic', means and log-variances, not "
                     f"{tuple(output.shape)}."
                 )
             mean, raw = output.chunk(2, -1)

@@ -84,7 +84,7 @@ def bayesianize(
         raise TypeError(f"net must be an nn.Module, not {type(net).__name__}.")
     if isinstance(net, torch.jit.ScriptModule) or hasattr(net, "_orig_mod"):
         raise ValueError(
-            f"net is a scripted or compiled module ({type(net).__name__}). Make the network Bayesian first, then compile."
+            f"net is a scripted or compiled module ({type(net).__name__}). Make the network Bayesian first."
         )
     prior = as_prior(prior)
     layers = candidates(net)
@@ -126,8 +126,8 @@ class WeightSite:
 class BayesianNetwork(PyroModule):
     """A network whose chosen weights are drawn in each call: what :func:`bayesianize` returns.
 
-    The network is used as it is. It shares its children, parameters and buffers with this module, so that names, ``.to``,
-    ``state_dict`` and ``net.fc1`` or ``net[0]`` are those of the network itself.
+    The network is used as it is. It shares its children, parameters and buffers with this module, so that names,
+    ``.to``, ``state_dict`` and ``net.fc1`` or ``net[0]`` are those of the network itself.
 
     :ivar sites: the random weights.
     """
@@ -313,8 +313,8 @@ def _matches(argument: str, layers: list[Candidate], selector: Selector) -> list
     for rule in selector:
         if not (isinstance(rule, (str, type)) or callable(rule)):
             raise TypeError(
-                f"{argument} must be a pattern, a layer type, a function (path, module) -> bool, or a list of these, not "
-                f"{rule!r}."
+                f"{argument} must be a pattern, a layer type, a function (path, module) -> bool, or a list of these, "
+                f"not {rule!r}."
             )
         hits = {id(c.layer) for c in layers if any(_takes(rule, path, c.layer) for path in c.paths)}
         # A function may well say no to all; a pattern or type that matches nothing is a slip.
@@ -347,8 +347,8 @@ def _check_layer(candidate: Candidate) -> None:
         raise ValueError(f"{site} belongs to a lazy module that has not seen data. Call the network on a batch first.")
     if parametrize.is_parametrized(layer, "weight") or "weight" not in layer._parameters:
         raise ValueError(
-            f"{site} is computed (by a parametrization such as weight_norm or spectral_norm, or by pruning), not a plain "
-            f"parameter. Remove that first, or leave the layer out: exclude={candidate.paths[0]!r}."
+            f"{site} is computed (by a parametrization such as weight_norm or spectral_norm, or by pruning), not a "
+            f"plain parameter. Remove that first, or leave the layer out: exclude={candidate.paths[0]!r}."
         )
 
 

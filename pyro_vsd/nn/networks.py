@@ -24,6 +24,7 @@ def xavier_uniform_(net: nn.Module) -> nn.Module:
     Parameter containing:
     tensor([0., 0., 0.], requires_grad=True)
     """
+    module: Any
     for module in net.modules():
         if isinstance(module, MODULES):
             nn.init.xavier_uniform_(module.weight)

@@ -81,8 +81,8 @@ def compact_wy(vectors: Tensor) -> CompactWY:
 def rotate(wy: CompactWY, x: Tensor) -> Tensor:
     """``U x`` for rows ``x (..., K)``, in ``O(TK)`` per row.
 
-    A batch of reflections ``batch_shape + (T, K)`` applies to ``x`` of shape ``batch_shape + (n, K)`` as a matrix product
-    would; an ``x`` of shape ``batch_shape + (K,)`` is one row for each.
+    A batch of reflections ``batch_shape + (T, K)`` applies to ``x`` of shape ``batch_shape + (n, K)`` as a matrix
+    product would; an ``x`` of shape ``batch_shape + (K,)`` is one row for each.
 
     >>> rotate(compact_wy(torch.eye(2)[:1]), torch.tensor([[3.0, 5.0]]))
     tensor([[-3.,  5.]])

@@ -25,9 +25,9 @@ from pyro.optim.optim import _load_state_dict
 from torch import Tensor, nn, optim
 from torch.distributions import transform_to
 
+from pyro_vsd._utils import free_name
 from pyro_vsd.infer import VSDGuide
-from pyro_vsd.infer.parameters import free_name
-from pyro_vsd.infer.sites import support_from_plain, support_to_plain
+from pyro_vsd.infer.mean_field import support_from_plain, support_to_plain
 
 __all__ = [
     "check_rng_state",
