@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import InverseGamma, LogNormal, kl_divergence
 
-from pyro_vsd.distributions.empirical_bayes import hierarchical_terms
+from pyro_vsd.distributions.kl import hierarchical_terms
 from pyro_vsd.infer.vectors import VectorNetwork
 from pyro_vsd.ops.noise import NoiseTerms, noise_terms, structured_noise
 

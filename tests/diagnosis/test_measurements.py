@@ -12,7 +12,6 @@ import pyro_vsd as vsd
 from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.diagnosis.findings import row_findings
 from pyro_vsd.diagnosis.measurements import Rows, measure_objective, samples_needed
-from pyro_vsd.infer.parameters import get_parameter
 
 
 def regression(num_rows=60):
@@ -129,7 +128,7 @@ def test_the_slope_of_one_batch_is_not_that_of_its_own_rows(num_rows):
     guide = vsd.VSDGuide(model, init_alpha=1e-8)
     best = torch.linalg.lstsq(torch.cat([x, torch.ones(400, 1)], -1), y[:, None]).solution[:, 0]
     with torch.no_grad():
-        get_parameter(guide, "theta.net.0.weight").copy_(best[None, :3])
+        guide.get_parameter("theta.net.0.weight").copy_(best[None, :3])
         model.net[0].bias.copy_(best[3:])
 
     def slope(seed: int) -> float:

@@ -124,7 +124,9 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, interruptible):
 
 
 @pytest.mark.parametrize(
-    "options", [{"accumulate": 0}, {"accumulate": 1.5}, {"accumulate": 2, "optimizer": pyro.optim.Adam({})}], ids=str
+    "options",
+    [{"accumulate": 0}, {"accumulate": 1.5}, {"accumulate": 2, "optimizer": pyro.optim.Adam({})}],
+    ids=["zero", "no integer", "an optimiser of Pyro"],
 )
 def test_wrong_values(options):
     with pytest.raises(ValueError, match=r"\baccumulate\b"):
