@@ -75,6 +75,17 @@ def test_test_of_a_formula_exists(name):
     assert re.search(rf"^def {function}\(", (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
+def test_tests_of_the_guarantees_exist():
+    text = (DOCS / "robustness.md").read_text(encoding="utf-8")
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    named = re.findall(r"`(?:tests/)?(?:\w+/)*(test_\w+\.py)(?:::(\w+))?", text) + [
+        ("", name) for name in re.findall(r"`(test_\w+)`", text)
+    ]
+    everything = "".join(sources.values())
+    assert [pair for pair in named if pair[0] not in ("", *sources)] == []
+    assert [pair for pair in named if f"def {pair[1]}" not in everything] == []
+
+
 FORMULA_ROWS = [line for line in FORMULAS.splitlines() if re.match(r"\| (?!formula \|)", line)]
 
 

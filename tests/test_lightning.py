@@ -82,9 +82,9 @@ def test_digits(tmp_path):
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([64, 100, 10])), num_data=len(train_data))
     found = VSDModule(model, vsd.VSDGuide(model), num_samples=20, optimizer=lambda g: torch.optim.Adam(g, lr=5e-3))
     engine = train(found, tmp_path, data=loader(train_data, 100, shuffle=True), epochs=30)
-    (measures,) = engine.validate(found, loader(test_data, 400), verbose=False)
-    assert measures["val_accuracy"] > 0.96
-    assert measures["val_nll"] < 0.15
+    (metrics,) = engine.validate(found, loader(test_data, 400), verbose=False)
+    assert metrics["val_accuracy"] > 0.96
+    assert metrics["val_nll"] < 0.15
 
 
 def test_the_same_as_by_hand(tmp_path):
@@ -197,10 +197,10 @@ def test_bfloat16(tmp_path):
     torch.testing.assert_close(losses["bf16-mixed"], losses["32-true"], rtol=0.05, atol=0.0)
 
 
-# ---- measures and predictions
+# ---- metrics and predictions
 
 
-def test_measures(tmp_path):
+def test_metrics(tmp_path):
     found = module()
     engine = train(found, tmp_path, validation=loader(size=24))
     prediction = found(cases.data().x, seed=mix_seed(0, 0))
@@ -211,16 +211,16 @@ def test_measures(tmp_path):
     assert tested["test_rmse"] == pytest.approx(vsd.metrics.rmse(prediction, cases.data().y), rel=1e-6)
 
 
-def test_measures_of_classes(tmp_path):
+def test_metrics_of_classes(tmp_path):
     found = module(cases.classifier)
     engine = train(found, tmp_path, data=loader(cases.classes()), validation=loader(cases.classes()))
     assert {"val_nll", "val_accuracy", "val_ece"} <= set(engine.logged_metrics)
 
 
-def test_measures_of_several_sets(tmp_path):
+def test_metrics_of_several_sets(tmp_path):
     found = module()
-    measures = trainer(tmp_path).test(found, [loader(), loader(cases.data(7))], verbose=False)
-    assert {"test_rmse/dataloader_idx_0", "test_rmse/dataloader_idx_1"} <= set(measures[0])
+    metrics = trainer(tmp_path).test(found, [loader(), loader(cases.data(7))], verbose=False)
+    assert {"test_rmse/dataloader_idx_0", "test_rmse/dataloader_idx_1"} <= set(metrics[0])
 
 
 def test_validation_does_not_change_the_training(tmp_path):
@@ -370,7 +370,7 @@ def test_two_processes(tmp_path):
     for name in ("quiet", "noisy", "resumed"):
         assert cases.same(first[name], second[name])
     assert cases.same(first["resumed"], first["noisy"])
-    assert first["measures"] == second["measures"]
+    assert first["metrics"] == second["metrics"]
     assert not torch.equal(first["noise"], second["noise"])
     expected = quiet()
     train(expected, tmp_path, data=loader(size=12))
@@ -391,7 +391,7 @@ def two_processes(folder):
     noisy, resumed = module(cases.batch_norm), module(cases.batch_norm)
     engine = train(noisy, folder, epochs=2, validation=loader(size=5), **group)
     engine.save_checkpoint(folder / "last.ckpt")
-    result["measures"] = {name: float(v) for name, v in engine.logged_metrics.items() if name.startswith("val")}
+    result["metrics"] = {name: float(v) for name, v in engine.logged_metrics.items() if name.startswith("val")}
     result["noise"] = torch.rand(4)
     whole = module(cases.batch_norm)
     train(whole, folder, epochs=3, validation=loader(size=5), **group)

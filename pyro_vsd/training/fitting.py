@@ -154,8 +154,10 @@ def fit(
     check_integer("accumulate", accumulate, 1)
     if seed is not None:
         check_integer("seed", seed)
-    if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
+    if isinstance(early_stopping, int):
         early_stopping = EarlyStopping(patience=early_stopping)
+    if not isinstance(early_stopping, (EarlyStopping, type(None))):
+        raise TypeError(f"early_stopping must be epochs to wait or an EarlyStopping, not {early_stopping!r}.")
     if early_stopping is not None and validation is None and early_stopping.metric != "loss":
         raise ValueError("early_stopping needs validation data, or EarlyStopping(metric='loss').")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):

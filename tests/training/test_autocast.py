@@ -81,7 +81,7 @@ def test_fit(optimizer):
         "pyro": lambda: pyro.optim.Adam({"lr": 5e-3}),
     }[optimizer]
     train, test = vsd.datasets.digits(dtype=torch.float32)
-    measures = []
+    metrics = []
     for enabled in (False, True):
         torch.manual_seed(0)
         model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([64, 50, 10])), num_data=len(train))
@@ -91,10 +91,10 @@ def test_fit(optimizer):
                 model, guide, train, epochs=5, seed=0, validation=test, validation_samples=10,
                 optimizer=make(),
             )  # fmt: skip
-        measures.append(history[-1]["validation"])
+        metrics.append(history[-1]["validation"])
         assert all(p.dtype == torch.float32 and p.isfinite().all() for p in (*model.parameters(), *guide.parameters()))
-    assert measures[1]["accuracy"] > 0.9
-    assert measures[1]["nll"] == pytest.approx(measures[0]["nll"], rel=0.1)
+    assert metrics[1]["accuracy"] > 0.9
+    assert metrics[1]["nll"] == pytest.approx(metrics[0]["nll"], rel=0.1)
 
 
 def test_noise_keeps_the_precision_of_its_parameters():

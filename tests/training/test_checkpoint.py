@@ -185,7 +185,7 @@ def test_mapped_elsewhere(path):
     assert {v.device.type for v in found["model"].values()} == {"meta"}
 
 
-def test_another_precision_is_taken_on(path):
+def test_a_different_precision(path):
     run = TORCH["adam"]()
     save_checkpoint(path, **run.parts())
     model = cases.regressor().float()

@@ -197,10 +197,10 @@ def test_schedulers():
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_plateau_is_seen_in_the_validation(mode):
-    measures = iter([3.0, 2.0, 1.0, 1.0, 1.0])
+    metrics = iter([3.0, 2.0, 1.0, 1.0, 1.0])
 
     def validation(model, guide):
-        return {"nll": next(measures)}
+        return {"nll": next(metrics)}
 
     def plateau(optimizer):
         return torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -215,9 +215,9 @@ def test_a_plateau_is_seen_in_the_validation(mode):
 def test_validation(source):
     run = Run()
     history = run.fit(2, validation=SOURCES[source]())
-    measures = history[-1]["validation"]
-    assert set(measures) == {"rmse", "log_likelihood", "crps", "coverage", "calibration_error"}
-    assert list(history.to_pandas()["validation.rmse"])[-1] == measures["rmse"]
+    metrics = history[-1]["validation"]
+    assert set(metrics) == {"rmse", "log_likelihood", "crps", "coverage", "calibration_error"}
+    assert list(history.to_pandas()["validation.rmse"])[-1] == metrics["rmse"]
 
 
 def test_validation_of_classes():
@@ -345,7 +345,7 @@ def test_a_loss_that_is_not_finite_names_the_site():
 
 
 @pytest.mark.parametrize("optimizer", ["default", "pyro"])
-def test_another_elbo_that_is_not_finite(optimizer):
+def test_a_different_elbo_that_is_not_finite(optimizer):
     from pyro.infer import Trace_ELBO
 
     run = Run()
@@ -553,7 +553,7 @@ def test_a_handler_of_the_application_stays():
     assert pressed == [1]
 
 
-def test_in_another_thread():
+def test_in_a_second_thread():
     run, found = Run(), []
     thread = threading.Thread(target=lambda: found.append(run.fit(1)))
     thread.start()
@@ -596,6 +596,7 @@ def test_wrong_values(options, name):
     ("options", "name"),
     [
         ({"optimizer": "adam"}, "optimizer"),
+        ({"early_stopping": "a"}, "early_stopping"),
         ({"validation": torch.ones(3)}, "validation"),
         ({"data": torch.ones(3)}, "data"),
         ({"data": iter([])}, "data"),
