@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from pyro_vsd.distributions.checks import unit_shaped
-from pyro_vsd.distributions.layers import CONVOLUTIONS, LINEAR, PRODUCTS, TRANSPOSED_CONVOLUTIONS, Layer
+from pyro_vsd.distributions.layers import (
+    CONVOLUTIONS,
+    LINEAR,
+    PRODUCTS,
+    TRANSPOSED_CONVOLUTIONS,
+    Layer,
+    find_layer,
+)
 from pyro_vsd.ops.noise import structured_noise, structured_noise_
 
 if TYPE_CHECKING:
@@ -137,12 +144,15 @@ class Draw:
         # Pyro puts particles left of the plates; the rightmost plate is the one the examples run along. A batch of
         # weights of its own (replicas) is kept whole.
         self._own = self.theta.dim() > len(self.event_shape) or self.std.dim() > 1
-        strip = not self._own and len(batch_shape) > 1 and batch_shape[-1] == 1
-        self.particles = batch_shape[:-1] if strip else batch_shape
+        self.particles = self._particles_of(batch_shape)
         self._rows: dict[int, Tensor] = {}
         self._eps: dict[int, Tensor] = {}  # normals of rows made without gradients
         self._shared: dict[str, Tensor] = {}  # the dense draw, shared with draws made by `again`
         self._origin: Draw | None = None  # the draw whose noise this one shows in a different batch shape
+
+    def _particles_of(self, batch_shape: torch.Size) -> torch.Size:
+        strip = not self._own and len(batch_shape) > 1 and batch_shape[-1] == 1
+        return batch_shape[:-1] if strip else batch_shape
 
     @property
     def num_units(self) -> int:
@@ -164,8 +174,7 @@ class Draw:
     def reshaped(self, batch_shape: torch.Size) -> "Draw":
         """The same noise with a different batch shape of as many elements."""
         new = copy.copy(self)
-        strip = not self._own and len(batch_shape) > 1 and batch_shape[-1] == 1
-        new.batch_shape, new.particles = batch_shape, batch_shape[:-1] if strip else batch_shape
+        new.batch_shape, new.particles = batch_shape, self._particles_of(batch_shape)
         new._rows, new._eps, new._shared, new._origin = {}, {}, {}, self
         return new
 
@@ -223,9 +232,7 @@ class Draw:
             kept[key] = eps
         return eps
 
-    def _normals(
-        self, shape: torch.Size, generator: torch.Generator | None, out: Tensor | None = None
-    ) -> Tensor:
+    def _normals(self, shape: torch.Size, generator: torch.Generator | None, out: Tensor | None = None) -> Tensor:
         std = self.std
         if generator is None:
             return torch.randn(shape, dtype=std.dtype, device=std.device)
@@ -430,9 +437,7 @@ def _unusable(x: Any, draw: Draw) -> bool:
     return isinstance(x, ParticleTensor) and not draw.particles
 
 
-def _linear(
-    x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk: bool, as_matmul: bool = False
-) -> Any:
+def _linear(x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk: bool, as_matmul: bool = False) -> Any:
     """``x Wᵀ + b`` for a weight seen as ``(Q, K)``, or ``x W + b`` for one seen as ``(K, Q)``.
 
     A batch of weights of its own (replicas) applies to an unmarked ``x`` whole, except in ``matmul``, where leading
@@ -564,39 +569,13 @@ def _call_flat(x: Tensor, rank: int, call: Any) -> Tensor:
     return out.reshape(lead + out.shape[1:])
 
 
-@_handles(*CONVOLUTIONS)
-def _(
-    func: Any,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    def call(x: Tensor, w: Tensor, b: Tensor | None) -> Any:
-        return func(x, w, b, stride, padding, dilation, groups)
-
-    return _convolution(CONVOLUTIONS[0], input, weight, bias, groups, call)
-
-
-@_handles(*TRANSPOSED_CONVOLUTIONS)
-def _(
-    func: Any,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    def call(x: Tensor, w: Tensor, b: Tensor | None) -> Any:
-        return func(x, w, b, stride, padding, output_padding, groups, dilation)
-
-    return _convolution(TRANSPOSED_CONVOLUTIONS[0], input, weight, bias, groups, call)
+@_handles(*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS)
+def _(func: Any, input: Any, weight: Any, bias: Any = None, *args: Any, **named: Any) -> Any:
+    # Behind the bias, groups come fourth in both: (stride, padding, dilation or output padding, groups, …).
+    groups = args[3] if len(args) > 3 else named.get("groups", 1)
+    layer = find_layer(func, 1)
+    assert layer is not None
+    return _convolution(layer, input, weight, bias, groups, lambda x, w, b: func(x, w, b, *args, **named))
 
 
 # ---- views

@@ -186,8 +186,8 @@ class ColumnProduct(TorchDistribution):
         loc = self.loc
         if self._validate_args and bool((loc == 0).any()):
             raise ValueError(
-                f"{what}: theta has {int((loc == 0).sum())} zero(s). Multiplicative noise leaves a zero weight at zero, "
-                "so there is no density; the empirical-Bayes KL does not need one."
+                f"{what}: theta has {int((loc == 0).sum())} zero(s). Noise leaves a zero weight at zero, so there is "
+                "no density; the empirical-Bayes KL does not need one."
             )
         return loc
 

@@ -165,7 +165,7 @@ class _BatchWatch:
             self.looks = _LOOKS
             warnings.warn(
                 f"num_data={num_data} is the size of a batch: batches of that size came with different targets. The "
-                "prior then weighs as if there were no other data. Pass the size of the whole set: num_data=len(train).",
+                "prior then weighs as if there were no other data. Pass num_data=len(train), the whole set.",
                 stacklevel=2,
             )
         if self.looks >= _LOOKS:
@@ -294,7 +294,7 @@ class BinaryClassifier(ObservationModel):
             _check_rows(y, num_rows)
             y = y.to(output.dtype)
             if _checks_values() and not bool(((y == 0) | (y == 1)).all()):
-                raise ValueError(f"y must hold labels 0 and 1; its values go from {y.min().item()} to {y.max().item()}.")
+                raise ValueError(f"y must hold labels 0 and 1, not values from {y.min().item()} to {y.max().item()}.")
         return dist.Bernoulli(logits=output, validate_args=False), num_rows, y
 
 
@@ -375,8 +375,8 @@ class Regressor(ObservationModel):
         if self.noise == "heteroscedastic":
             if output.shape[-1] % 2:
                 raise ValueError(
-                    "net must give an even number of outputs with noise='heteroscedastic', means and log-variances, not "
-                    f"{tuple(output.shape)}."
+                    "net must give an even number of outputs, means and log-variances, with noise='heteroscedastic', "
+                    f"not {tuple(output.shape)}."
                 )
             mean, raw = output.chunk(2, -1)
             sigma: Any = (0.5 * _LOG_VARIANCE_BOUND * (raw / _LOG_VARIANCE_BOUND).tanh()).exp()

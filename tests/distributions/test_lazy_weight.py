@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import pyro_vsd as vsd
-from pyro_vsd.distributions import LazyWeight, StructuredDropout
+from pyro_vsd.distributions import LazyWeight, StructuredDropout, lazy_weight
+from pyro_vsd.distributions.layers import LAYERS as LAYER_TABLE
+from pyro_vsd.distributions.layers import layer_of
 from pyro_vsd.distributions.lazy_weight import ParticleTensor
 from tests import dense
 from tests.distributions.layers import LAYERS, Layer, make_law
@@ -785,3 +787,16 @@ def test_a_weight_below_torchs_function_protocol():
     weight = make_law((3, 4), -1).rsample()
     with pytest.raises(RuntimeError, match=r"\bdense\b"), torch._C.DisableTorchFunctionSubclass():
         weight * 2
+
+
+# ---- the table of layers
+
+
+@pytest.mark.parametrize("row", range(len(LAYER_TABLE)))
+def test_a_row_of_the_table_has_a_handler_and_puts_noise_on_its_own_axis(row):
+    """A row without a handler would give a hand-written model an axis that its product then does not use."""
+    layer = LAYER_TABLE[row]
+    assert {function for function in layer.functions if function not in lazy_weight._HANDLERS} == set()
+    assert {layer.noise_dim(3, "out"), layer.noise_dim(3, "in")} <= {-3, -2}
+    if layer.module is not None:
+        assert layer_of(layer.module.__new__(layer.module)) is layer
