@@ -53,12 +53,10 @@ class Layer:
 
 _MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.mv, Tensor.mv)
 LINEAR = Layer((F.linear,), 1, input_axis=1, output_axis=0, module=nn.Linear)
-PRODUCTS = (
-    Layer(_MATMULS, 1, input_axis=0, output_axis=1),  # x @ W
-    Layer(_MATMULS, 0, input_axis=1, output_axis=0),  # W @ x
-    Layer((Tensor.__rmatmul__,), 0, input_axis=0, output_axis=1),
-    Layer((torch.addmm, Tensor.addmm), 2, input_axis=0, output_axis=1),
-)
+WEIGHT_RIGHT = Layer(_MATMULS, 1, input_axis=0, output_axis=1)  # x @ W
+WEIGHT_LEFT = Layer(_MATMULS, 0, input_axis=1, output_axis=0)  # W @ x
+REVERSED = Layer((Tensor.__rmatmul__,), 0, input_axis=0, output_axis=1)  # W.__rmatmul__(x)
+ADDMM = Layer((torch.addmm, Tensor.addmm), 2, input_axis=0, output_axis=1)
 CONVOLUTIONS = tuple(
     Layer((function,), 1, input_axis=1, output_axis=0, module=module, convolution=True)
     for function, module in ((F.conv1d, nn.Conv1d), (F.conv2d, nn.Conv2d), (F.conv3d, nn.Conv3d))
@@ -72,7 +70,8 @@ TRANSPOSED_CONVOLUTIONS = tuple(
     )
 )
 
-LAYERS: tuple[Layer, ...] = (LINEAR, *PRODUCTS, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS)
+_PRODUCTS = (LINEAR, WEIGHT_RIGHT, WEIGHT_LEFT, REVERSED, ADDMM)
+LAYERS: tuple[Layer, ...] = (*_PRODUCTS, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS)
 #: the layer classes whose weight can have structured noise
 MODULES: tuple[type[nn.Module], ...] = tuple(layer.module for layer in LAYERS if layer.module is not None)
 

@@ -17,10 +17,13 @@ from torch.utils._pytree import tree_map
 
 from pyro_vsd.distributions.checks import unit_shaped
 from pyro_vsd.distributions.layers import (
+    ADDMM,
     CONVOLUTIONS,
     LINEAR,
-    PRODUCTS,
+    REVERSED,
     TRANSPOSED_CONVOLUTIONS,
+    WEIGHT_LEFT,
+    WEIGHT_RIGHT,
     Layer,
     find_layer,
 )
@@ -495,7 +498,7 @@ def _(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     return _linear(input, weight, bias, weight_is_qk=True)
 
 
-@_handles(PRODUCTS[0])
+@_handles(WEIGHT_RIGHT, WEIGHT_LEFT)
 def _matmul(func: Any, *operands: Any, **named: Any) -> Any:
     operands += tuple(named.pop(name) for name in ("input", "other", "mat2", "vec") if name in named)
     if named or len(operands) != 2:
@@ -508,12 +511,12 @@ def _matmul(func: Any, *operands: Any, **named: Any) -> Any:
     return NotImplemented  # the columns of W @ X are not examples
 
 
-@_handles(PRODUCTS[2])
+@_handles(REVERSED)
 def _(func: Any, right: Any, left: Any) -> Any:
     return _matmul(func, left, right)
 
 
-@_handles(PRODUCTS[3])
+@_handles(ADDMM)
 def _(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
     if not isinstance(mat2, LazyWeight) or isinstance(input, LazyWeight) or (beta, alpha) != (1, 1) or named:
         return NotImplemented
