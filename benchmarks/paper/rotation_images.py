@@ -13,7 +13,6 @@ from benchmarks.paper.unit import Unit
 from pyro_vsd.baselines import Method
 from pyro_vsd.datasets import Data
 from pyro_vsd.diagnosis import curvature
-from pyro_vsd.infer.parameters import get_parameter
 
 __all__ = ["run", "units"]
 
@@ -57,7 +56,7 @@ def curvatures(method: Any, data: Data) -> dict[str, torch.Tensor]:
 def set_noise(method: Any, data: Data) -> None:
     """Droprates and vectors of every weight at the best there are for the network as it is."""
     for site, A in curvatures(method, data).items():
-        log_alpha, vectors = (get_parameter(method.guide, f"{role}.{site}") for role in ("log_alpha", "vectors"))
+        log_alpha, vectors = (method.guide.get_parameter(f"{role}.{site}") for role in ("log_alpha", "vectors"))
         values = best_reflections(A, 1.0, len(vectors), polish=_POLISH)
         for parameter, value in zip((log_alpha, vectors), values, strict=True):
             parameter.copy_(value)
@@ -69,7 +68,7 @@ def noise_of(method: Any, data: Data) -> dict[str, dict[str, float]]:
     out = {}
     for site, A in curvatures(method, data).items():
         log_alpha, vectors = (
-            get_parameter(method.guide, f"{role}.{site}").detach() for role in ("log_alpha", "vectors")
+            method.guide.get_parameter(f"{role}.{site}").detach() for role in ("log_alpha", "vectors")
         )
         out[site] = compared(A, log_alpha, vectors, 1.0)
         if len(vectors) == 0:

@@ -57,12 +57,12 @@ def broadcast_batches(**batches: Any) -> torch.Size:
         raise ValueError(f"the batch shapes of these do not broadcast: {shapes}.") from None
 
 
-def expanded_batch(old: torch.Size, new: Any) -> torch.Size:
+def expanded_batch(old: torch.Size, new: Any, name: str = "expand") -> torch.Size:
     """``new``, the argument of ``expand``, as a Size that a distribution of batch shape ``old`` can be expanded to."""
     new = torch.Size(new)
     fits = len(new) >= len(old) and all(o in (1, n) for o, n in zip(reversed(old), reversed(new), strict=False))
     if not fits:
-        raise ValueError(f"expand: the batch shape {tuple(old)} does not broadcast to {tuple(new)}.")
+        raise ValueError(f"{name}: the shape {tuple(old)} does not broadcast to {tuple(new)}.")
     return new
 
 

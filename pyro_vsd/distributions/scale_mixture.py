@@ -8,7 +8,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_vsd._utils import check_choice
+from pyro_vsd._utils import check_choice, check_positive
 from pyro_vsd.distributions.checks import (
     check_floating,
     check_positive_finite,
@@ -67,9 +67,11 @@ class ScaleMixtureNormal(TorchDistribution):
         super().__init__(z.shape[:-1], shape, validate_args=validate_args)
         if self._validate_args:
             check_positive_finite("z", z)
-            check_positive_finite("precision", torch.as_tensor(precision))
-            if isinstance(precision, Tensor) and torch.broadcast_shapes(precision.shape, shape) != shape:
-                raise ValueError(f"precision of shape {tuple(precision.shape)} does not broadcast to {tuple(shape)}.")
+            if isinstance(precision, Tensor):
+                check_positive_finite("precision", precision)
+                expanded_batch(precision.shape, shape, "precision")
+            else:
+                check_positive("precision", precision)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:

@@ -188,10 +188,14 @@ class VSD_ELBO(ELBO):
             yield total * share if share != 1 else total
 
     def _scheduled(self, schedule: Callable[[int], float]) -> float:
-        weight = float(schedule(self.step))
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"kl_weight: the schedule gives {weight} at step {self.step}, not a finite number >= 0.")
-        return weight
+        weight = schedule(self.step)
+        try:
+            number = float(weight)
+        except (TypeError, ValueError):  # a function that forgot to return
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise ValueError(f"kl_weight: the schedule gives {weight!r} at step {self.step}, not a finite number >= 0.")
+        return number
 
     def _remember(self, model_trace: Any, guide_trace: Any, kl: dict[str, Tensor]) -> None:
         """Detached pieces of the last particle, to find afterwards where a non-finite loss came from."""
@@ -353,7 +357,9 @@ def _log_normal(guide_trace: Any, prior_site: Any) -> LogNormal | None:
 
 def _check_zero_mean(name: str, prior: Any) -> None:
     base = base_distribution(prior)
-    if isinstance(base, ScaleMixtureNormal) or (isinstance(base, Normal) and bool((base.loc == 0).all())):
+    if isinstance(base, ScaleMixtureNormal):
+        return
+    if isinstance(base, Normal) and (base.loc.is_meta or bool((base.loc == 0).all())):
         return
     raise ValueError(
         f"site {name!r}: empirical Bayes replaces the scale of a zero-mean Normal prior, and this prior is {base}. Use "

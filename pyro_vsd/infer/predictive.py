@@ -185,7 +185,7 @@ class _Run:
             shapes.add(observed.batch_shape[1:] + observed.event_shape)
         if len(shapes) > 1:
             raise ValueError(
-                f"the observed site has shapes {sorted(map(tuple, shapes))} for one and for two rows. Is a dimension "
+                f"the observed site has shapes {sorted(map(tuple, shapes))} for one row and for two. Is a dimension "
                 "broadcast against the rows? A plate at -1 goes with shapes (..., rows)."
             )
         plates = [frame.full_size for frame in node["cond_indep_stack"] if frame.full_size not in (None, frame.size)]

@@ -183,9 +183,7 @@ class BayesianNetwork(PyroModule):
                 continue
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
-            value = pyro.param(prefix + name, parameter)
-            if value is not parameter:
-                tensors[name] = value
+            pyro.param(prefix + name, parameter)
         self.network.training = self.training
         return functional_call(self.network, tensors, args, kwargs, tie_weights=False)
 

@@ -62,23 +62,6 @@ def test_weights(data, kind):
 
 @given(st.data())
 @examples(150)
-def test_gaussian_weight_priors(data):
-    shape = data.draw(st.lists(sizes(), min_size=2, max_size=3))
-    law = answer(
-        lambda: laws.WeightNormal(
-            data.draw(st.one_of(mostly(0.5, 1), tensors(shape[-1:], positive=True))),
-            data.draw(mostly(shape, tuple(shape), torch.Size(shape))),
-            data.draw(mostly(None, -1, 0)),
-            data.draw(st.one_of(st.none(), tensors(shape))),
-            input_dim=data.draw(mostly(None, -1)),
-        )
-    )
-    if law is not RAISED:
-        check_law(law)
-
-
-@given(st.data())
-@examples(150)
 def test_hierarchical_weight_priors(data):
     shape, batch = data.draw(st.lists(sizes(), min_size=2, max_size=3)), data.draw(BATCHES)
     axis = data.draw(st.integers(-len(shape), -1))
@@ -89,7 +72,6 @@ def test_hierarchical_weight_priors(data):
             data.draw(mostly(shape)),
             data.draw(st.one_of(mostly(1.0), tensors(shape[-1:], positive=True))),
             data.draw(mostly("paper", "full")),
-            init=data.draw(st.one_of(st.none(), tensors(shape))),
         )
     )
     if law is not RAISED:
