@@ -147,6 +147,14 @@ def test_top_level_imports_nothing_of_what_is_imported_on_request():
     assert {f"pyro_vsd.{room}" for room in ON_REQUEST}.isdisjoint(imported_modules(eager, set(MAY_IMPORT)))
 
 
+@pytest.mark.parametrize("room", [room for room in MAY_IMPORT if (PACKAGE / room / "__init__.py").exists()])
+def test_no_module_is_hidden_by_a_name_of_its_package(room):
+    """``pyro_vsd.infer.predict`` cannot be both a module and a function."""
+    package = importlib.import_module(f"pyro_vsd.{room}")
+    modules = {path.stem for path in (PACKAGE / room).glob("*.py")}
+    assert [name for name in package.__all__ if name in modules and not inspect.ismodule(getattr(package, name))] == []
+
+
 USERS_OF_THE_LIBRARY = [path for folder in ("benchmarks", "tutorials") for path in sources(ROOT / folder)]
 
 
