@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
