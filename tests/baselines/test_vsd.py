@@ -94,7 +94,7 @@ def test_folding_keeps_predictions():
 def test_has_the_sites_of_the_hierarchy():
     method = VSDHierarchical(vsd.nn.mlp([3, 4, 2]), num_data=10, prior=vsd.nn.HierarchicalPrior("half_cauchy"))
     assert list(method.guide.sites) == ["net.0.weight_z", "net.0.weight", "net.2.weight_z", "net.2.weight"]
-    hyperprior = method.model.latent_sites()["net.0.weight_z"]
+    hyperprior = method.model.latent_sites()["net.0.weight_z"]["fn"]
     assert type(hyperprior.base_dist).__name__ == "HalfCauchy"
 
 
