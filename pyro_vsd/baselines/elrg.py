@@ -35,8 +35,7 @@ class ELRG(LayerwiseMethod):
 
     :param rank: r, the number of rows of V in each layer.
     :param prior_scale: σ of the Gaussian prior.
-    :param init_scale: standard deviation of every weight at the start, half of its variance from V; the means start at
-        the network's weights.
+    :param init_scale: σ of every weight at the start, half of its variance from V; the means start at the network's.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
 
     >>> ELRG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=2).predict(torch.randn(5, 4), num_samples=7).num_samples

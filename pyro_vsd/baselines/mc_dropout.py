@@ -5,9 +5,7 @@ r"""Monte Carlo dropout: Bernoulli noise on the inputs of each layer, in trainin
 
 Gal, Ghahramani, "Dropout as a Bayesian Approximation", 2016. The loss adds
 :math:`\mathbb E_q[-\log p(W)] = \lVert \Theta \rVert^2 / 2 \sigma^2 (1 - p)` of a Gaussian prior, without its constant.
-
-A unit is an input of a Linear, an input channel of a convolution. Each example has its own mask, shared by its
-positions (tokens, pixels).
+A unit is an input of a Linear or an input channel of a convolution. Positions (tokens, pixels) share a mask.
 
 **Cost** against MAP: a mask per layer, 1.1 to 1.4 × the time; no memory beside the masks. **Prefer it** as the simplest
 method: no parameter more than MAP; the rate is the user's to choose.

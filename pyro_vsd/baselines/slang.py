@@ -41,10 +41,10 @@ class SLANG(NaturalGradientMethod):
     :param prior_precision: δ of the Gaussian prior.
     :param beta: β, how fast the precision moves. A learning rate above it lets single examples throw the mean far.
     :param momentum: of the gradients; zero is the update as written.
-    :param init_scale: standard deviation of every weight at the start; the means start at the network's weights.
+    :param init_scale: σ of every weight at the start; the means start at the network's weights.
     :param num_particles: draws of the weights per step.
     :param curvature: ``"empirical"``: the outer products of the gradients themselves; ``"fisher"``: of those at labels
-        drawn from the model, which are the Gauss–Newton matrix on average.
+        drawn from the model, the Gauss–Newton matrix on average.
 
     >>> SLANG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=3).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
@@ -83,10 +83,8 @@ class SLANG(NaturalGradientMethod):
         for layer, uses in passes.items():
             (inputs, gradient), *more = uses
             if more or inputs.dim() != 2:
-                raise ValueError(
-                    f"net calls {layer} with inputs {[tuple(x.shape) for x, _ in uses]}. SLANG needs one call with "
-                    "inputs (B, K): an example's gradient is one outer product only then."
-                )
+                shapes = [tuple(x.shape) for x, _ in uses]
+                raise ValueError(f"net calls {layer} with inputs {shapes}. SLANG needs one call with inputs (B, K).")
             rights = {"weight": inputs, "bias": torch.ones_like(inputs[:, :1])}
             for name, p in layer.named_parameters():
                 found[p].append(Outer(factor * gradient, rights[name]))
@@ -207,8 +205,7 @@ class SLANGOptimizer(torch.optim.Optimizer):
         return kl
 
     def _update_precision(self, gradients: list[Outer], beta: float, delta: float) -> None:
-        """With S the rows of :math:`\\sqrt{1 - \\beta} U` above the gradients, and :math:`S S^T = Q \\Lambda Q^T`,
-        the leading part of :math:`S^T S` is that of :math:`Q_L^T S`."""
+        # S: the rows of √(1 - β) U above the gradients. With S Sᵀ = Q Λ Qᵀ, the leading part of Sᵀ S is that of Q_Lᵀ S.
         state = self.state[self._means()[0]]
         old, rank = (1 - beta) ** 0.5 * state["factor"], len(state["factor"])
         new = [Outer(beta**0.5 * part.left, part.right) for part in gradients]

@@ -37,8 +37,7 @@ class VMG(LayerwiseMethod):
     """Matrix Gaussian posteriors of Linear layers, biases included; a convolution is an error.
 
     :param num_pseudo: m, the number of pseudo-observations of each layer; without any, U is diagonal.
-    :param init_scale: standard deviation of every weight at the start (before pseudo-observations, which lower it a
-        little); the means start at the network's weights.
+    :param init_scale: σ of every weight at the start, before pseudo-observations; the means start at the network's.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
 
     >>> VMG(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples

@@ -128,7 +128,7 @@ def _inside(cdf: Tensor, level: float) -> Tensor:
 
 
 def _below_levels(cdf: Tensor, num_levels: int) -> Tensor:
-    """Number of targets at or below each predicted quantile, ``(L,)``."""
+    """Targets at or below each predicted quantile, ``(L,)``."""
     check_integer("num_levels", num_levels, 1)
     levels = torch.arange(1, num_levels + 1, dtype=cdf.dtype, device=cdf.device) / (num_levels + 1)
     return torch.bincount(torch.bucketize(cdf.flatten(), levels), minlength=num_levels + 1)[:-1].cumsum(0)
