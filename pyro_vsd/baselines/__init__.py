@@ -13,8 +13,7 @@ from typing import Any
 from torch import nn
 
 from pyro_vsd._utils import check_choice
-from pyro_vsd.baselines.bbb import BBB
-from pyro_vsd.baselines.bbb_lrt import BBBLocal
+from pyro_vsd.baselines.bbb import BBB, BBBLocal
 from pyro_vsd.baselines.deep_ensemble import DeepEnsemble
 from pyro_vsd.baselines.elrg import ELRG
 from pyro_vsd.baselines.map import MAP

@@ -34,8 +34,8 @@ class DeepEnsemble(Method):
     """M point estimates, trained together on the same batches; predictions have at most M samples.
 
     :param num_members: M.
-    :param init: draws a network's parameters anew, in place; the first member keeps those it came with. For the
-        networks of ``vsd.nn`` give :func:`~pyro_vsd.nn.xavier_uniform_`, their own.
+    :param init: draws a network's parameters anew, in place; the first member keeps its own. For the networks of
+        ``vsd.nn`` give :func:`~pyro_vsd.nn.xavier_uniform_`.
     :param prior_scale: σ of the Gaussian prior on the weights of each; ``None`` for none.
 
     >>> method = DeepEnsemble(vsd.nn.mlp([4, 8, 3]), num_data=100, num_members=3)

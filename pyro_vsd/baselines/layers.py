@@ -14,17 +14,7 @@ from pyro_vsd.baselines.protocol import KLWeight, Method
 from pyro_vsd.distributions.layers import Layer, layer_of
 from pyro_vsd.nn.network import candidates, select
 
-__all__ = [
-    "LayerwiseMethod",
-    "NaturalGradientMethod",
-    "Passes",
-    "RandomLayer",
-    "chosen_layers",
-    "kind_of",
-    "linear_map",
-    "on_channels",
-    "recorded",
-]
+__all__ = ["LayerwiseMethod", "NaturalGradientMethod", "RandomLayer", "chosen_layers", "linear_map", "recorded"]
 
 # Below this a pre-activation counts as certain: the square root's gradient stays finite where all inputs are zero.
 _TINY = 1e-16
@@ -40,12 +30,9 @@ def chosen_layers(method: Method, net: nn.Module, linear_only: str | None = None
     """
     # Attention reads the weight of its out_proj past the layer's forward: that one stays as it is.
     past = nn.modules.linear.NonDynamicallyQuantizableLinear
-    layers = [
-        candidate
-        for candidate in candidates(net)
-        if not isinstance(candidate.layer, past) and all(p.requires_grad for p in candidate.layer.parameters())
-    ]
-    chosen = {candidate.paths[0]: candidate.layer for candidate in select(layers, method.include, method.exclude)}
+    layers = [c for c in candidates(net) if not isinstance(c.layer, past)]
+    layers = [c for c in layers if all(p.requires_grad for p in c.layer.parameters())]
+    chosen = {c.paths[0]: c.layer for c in select(layers, method.include, method.exclude)}
     for path, layer in chosen.items():
         if linear_only and kind_of(layer).convolution:
             raise ValueError(
@@ -69,34 +56,24 @@ def linear_map(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None
     4.0
     """
     kind = kind_of(layer)
-    if not kind.convolution:
-        out: Tensor = kind.function(x, weight, bias)
-    elif kind.transposed:
+    function: Callable[..., Tensor] = kind.function
+    geometry: tuple[Any, ...] = ()
+    if kind.transposed:
         geometry = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
-        out = kind.function(x, weight, bias, *geometry)
-    else:  # the layer's own way, which pads by reflection too
-        out = layer._conv_forward(x, weight, bias)
-    return out
-
-
-def on_channels(layer: Any, values: Tensor) -> Tensor:
-    """``values (..., C)``, one per channel, in the shape of images ``(..., C, height, width)`` for convolutions."""
-    return values.reshape(values.shape + (1,) * len(layer.kernel_size)) if kind_of(layer).convolution else values
+    elif kind.convolution:
+        function = layer._conv_forward  # which pads by reflection too
+    return function(x, weight, bias, *geometry)
 
 
 class RandomLayer(nn.Module):
-    """A layer whose outputs are drawn.
+    """A Linear or convolution layer whose outputs are drawn; its parameters become the means."""
 
-    :param layer: a Linear or convolution layer; its parameters become the means.
-    """
+    #: the KL to the prior
+    kl: Callable[[], Tensor]
 
     def __init__(self, layer: Any):
         super().__init__()
         self.mean = layer
-
-    def kl(self) -> Tensor:
-        """The KL to the prior."""
-        raise NotImplementedError
 
     @staticmethod
     def noisy(mean: Tensor, variance: Tensor) -> Tensor:
@@ -108,14 +85,10 @@ class LayerwiseMethod(Method):
     """A method that puts random layers in the place of a network's own and pays for their KLs."""
 
     def replace(
-        self,
-        net: nn.Module,
-        layers: dict[str, nn.Module],
-        make: Callable[[Any], RandomLayer],
-        kl_weight: KLWeight,
+        self, net: nn.Module, make: Callable[[Any], RandomLayer], kl_weight: KLWeight, linear_only: str | None = None
     ) -> None:
-        """Uses the network with ``make(layer)`` in the place of each layer; the others are point estimates."""
-        made = {id(layer): make(layer) for layer in layers.values()}
+        """Uses the network with ``make(layer)`` in the place of each chosen layer."""
+        made = {id(layer): make(layer) for layer in chosen_layers(self, net, linear_only).values()}
         for parent in list(net.modules()):
             for name, child in parent._modules.items():
                 if id(child) in made:
@@ -136,42 +109,33 @@ class LayerwiseMethod(Method):
 class NaturalGradientMethod(Method):
     """A method whose optimiser holds a Gaussian around the network's parameters (``random``).
 
-    The parameters in ``others``, such as norms and a learned noise, are point estimates and trained by Adam. A subclass
-    says how to draw (``sample``) and what its optimiser needs for the precision (``start``, ``collect``).
+    The parameters in ``others``, such as norms and a learned noise, are point estimates and trained by Adam.
     """
 
     optimizer: Any
     curvatures: tuple[str, ...] = ("empirical", "fisher")
     #: whether gradients are those of the full data's loss; else of the mean over examples
     full_data = True
+    #: a draw of the random parameters by their names, detached
+    sample: Callable[[], dict[str, Tensor]]
+    #: what ``collect`` adds to, for one random parameter
+    start: Callable[[Tensor], Any]
+    #: ``collect(found, own, passes, rows)`` adds one draw's share to ``found {parameter: start}``, with which the
+    #: optimiser updates its precision: from the gradients (first those of the random parameters), each layer's inputs
+    #: with the gradients at its outputs, and B
+    collect: Callable[[dict[Tensor, Any], tuple[Tensor, ...], Passes, int], None]
 
-    def use_layers(self, net: nn.Module, layers: Iterable[nn.Module], num_particles: int, curvature: str) -> None:
-        """Uses the network, with the parameters of these layers random."""
+    def use_layers(self, net: nn.Module, num_particles: int, curvature: str, linear_only: str | None = None) -> None:
+        """Uses the network, with the parameters of the chosen layers random."""
         check_integer("num_particles", num_particles, 1)
         check_choice("curvature", curvature, self.curvatures)
         self.use(net)
-        self.layers, self.num_particles, self.curvature = list(layers), num_particles, curvature
+        self.layers = list(chosen_layers(self, net, linear_only).values())
+        self.num_particles, self.curvature = num_particles, curvature
         inside = {id(p) for layer in self.layers for p in layer.parameters()}
         self.random = {name: p for name, p in net.named_parameters() if id(p) in inside}
         self.others = [p for p in self.parameters() if id(p) not in inside and p.requires_grad]
         self.point_optimizer = torch.optim.Adam(self.others, lr=1e-3) if self.others else None
-
-    def sample(self) -> dict[str, Tensor]:
-        """A draw of the random parameters, detached."""
-        raise NotImplementedError
-
-    def start(self, p: Tensor) -> Any:
-        """What :meth:`collect` adds to, for one random parameter."""
-        raise NotImplementedError
-
-    def collect(self, found: dict[Tensor, Any], own: tuple[Tensor, ...], passes: Passes, rows: int) -> None:
-        """Adds one draw's share to ``found``, with which the optimiser updates its precision.
-
-        :param own: gradients, first those of the random parameters.
-        :param passes: for each layer its inputs and the gradients at its outputs.
-        :param rows: B.
-        """
-        raise NotImplementedError
 
     def step(self, x: Any, y: Tensor) -> float:
         self.train()
@@ -222,14 +186,11 @@ class NaturalGradientMethod(Method):
         return output
 
     def drawn_labels(self, output: Tensor) -> Tensor:
-        """Targets drawn from the model, which make the gradients' outer products the Gauss–Newton matrix on average.
-
-        In regression they are one standard deviation off, either way: the same on average as Gaussian ones, with less
-        variance.
-        """
+        """Targets drawn from the model, which make the gradients' outer products the Gauss–Newton matrix on average."""
         distribution = self.observation.distribution(output.detach())
         base = base_distribution(distribution)
         if isinstance(base, torch.distributions.Normal):
+            # one standard deviation off, either way: the same on average as Gaussian ones, with less variance
             return base.mean + base.stddev * torch.randn_like(base.mean).sign()
         label: Tensor = distribution.sample()
         return label

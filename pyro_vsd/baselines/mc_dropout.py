@@ -5,15 +5,14 @@ r"""Monte Carlo dropout: Bernoulli noise on the inputs of each layer, in trainin
 
 Gal, Ghahramani, "Dropout as a Bayesian Approximation", 2016. The loss adds
 :math:`\mathbb E_q[-\log p(W)] = \lVert \Theta \rVert^2 / 2 \sigma^2 (1 - p)` of a Gaussian prior, without its constant.
-
-A unit is an input of a Linear, an input channel (a feature map) of a convolution. Each example has its own mask, shared
-by its positions (tokens, pixels), so that it is a draw of W.
+A unit is an input of a Linear or an input channel of a convolution. Positions (tokens, pixels) share a mask.
 
 **Cost** against MAP: a mask per layer, 1.1 to 1.4 × the time; no memory beside the masks. **Prefer it** as the simplest
-method that knows what it does not know: no parameter more than MAP; the rate is the user's to choose.
+method: no parameter more than MAP; the rate is the user's to choose.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -64,7 +63,7 @@ class MCDropout(MAP):
                 raise ValueError(f"rate must be from 0 to below 1, not {p} for layer {candidate.paths[0]!r}.")
             self.rates[f"{candidate.paths[0]}.weight".lstrip(".")] = p
             if p > 0:
-                candidate.layer.register_forward_pre_hook(_Mask(p))
+                candidate.layer.register_forward_pre_hook(partial(_mask, p))
 
     def penalty(self) -> Tensor | float:
         return sum(
@@ -74,19 +73,14 @@ class MCDropout(MAP):
         )
 
 
-class _Mask:
+def _mask(p: float, layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Multiplies a layer's input by noise: one vector over its units for each example."""
-
-    def __init__(self, p: float):
-        self.p = p
-
-    def __call__(self, layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, *rest = inputs
-        channel = 1 - layer.weight.dim()  # (..., K) for a Linear, (..., K, height, width) for images
-        shape = [1] * x.dim()
-        shape[channel] = x.shape[channel]
-        if x.dim() > -channel:
-            shape[0] = len(x)
-        if tuple(shape) == tuple(x.shape):
-            return (F.dropout(x, self.p), *rest)
-        return (x * F.dropout(x.new_ones(shape), self.p), *rest)
+    x, *rest = inputs
+    channel = 1 - layer.weight.dim()  # (..., K) for a Linear, (..., K, height, width) for images
+    shape = [1] * x.dim()
+    shape[channel] = x.shape[channel]
+    if x.dim() > -channel:
+        shape[0] = len(x)
+    if tuple(shape) == tuple(x.shape):
+        return (F.dropout(x, p), *rest)
+    return (x * F.dropout(x.new_ones(shape), p), *rest)

@@ -1,9 +1,8 @@
 """What every method is: built from a network, trained step by step, asked for predictions, saved and loaded.
 
 A method's file has four parts in this order: the text (posterior, reference, cost, when to prefer it), ``build`` with
-its options, ``loss`` or ``step``, ``draw`` or ``predict``. One method per file; its class derives from :class:`Method`
-(a network and a rule to draw one), from :class:`GuideMethod` (a Pyro model, a guide and an ELBO), from a base in
-``layers.py``, or from the method that it is a variant of.
+its options, ``loss`` or ``step``, ``draw`` or ``predict``. Its class derives from :class:`Method` (a network and a rule
+to draw one), :class:`GuideMethod` (a Pyro model, a guide and an ELBO), a base in ``layers.py``, or a similar method.
 """
 
 import copy
@@ -29,7 +28,6 @@ from pyro_vsd.prediction.collect import Collector, make_collector
 
 __all__ = ["GuideMethod", "KLWeight", "Method", "Observation", "call", "gaussian_penalty"]
 
-TASKS = ("classification", "regression")
 #: a factor of the KL: a number, or a schedule ``step -> weight``
 KLWeight = float | Callable[[int], float]
 # Rows per pass of a prediction: enough to keep matrix products busy, little enough for a ResNet's activations.
@@ -41,22 +39,18 @@ LOG_SIGMA = -1.0
 class Method(nn.Module):
     """A way to learn a distribution over networks. The network given is copied, never changed.
 
-    A method is a module: ``state_dict()`` holds parameters, buffers and, under ``_extra_state``, the optimiser's state
-    and the number of steps, all plain tensors and numbers that ``torch.load(…, weights_only=True)`` reads. Training
-    continues after ``load_state_dict`` as if it had not stopped. Nothing is left in Pyro's global parameter store.
-
-    A subclass's ``build`` calls :meth:`use`. It may leave ``loss`` (the negative log-likelihood) and ``draw`` (the
-    network itself) as they are, or replace them.
+    A method is a module: ``state_dict()`` holds parameters, buffers, the optimiser's state and the number of steps, all
+    of which ``torch.load(…, weights_only=True)`` reads. Training continues after ``load_state_dict`` as if it had not
+    stopped. Nothing is left in Pyro's global parameter store. A subclass's ``build`` calls :meth:`use`.
 
     :param net: the network, on its device and in its dtype.
     :param num_data: number of rows of the whole training set.
     :param task: ``"classification"`` (outputs are logits ``(B, C)``, targets integers ``(B,)``) or ``"regression"``
         (outputs are means; a single output, ``(B, 1)`` or ``(B,)``, goes with targets ``(B,)``, else ``(B, D)``).
-    :param lr: learning rate of the :attr:`optimizer`, an ordinary one of torch: give it to any scheduler of torch.
-        ``None`` is the method's own default.
+    :param lr: learning rate of the :attr:`optimizer`, which any scheduler of torch takes.
     :param noise: in regression the standard deviation of the targets' noise: ``"learned"``, or a number.
     :param include: which layers are Bayesian, see :func:`~pyro_vsd.nn.bayesianize`; the others are point estimates. Not
-        for methods that treat the network as a whole: MAP, deep ensembles and SWAG.
+        for MAP, deep ensembles and SWAG, which treat the network as a whole.
     :param exclude: which layers are not.
     :param options: those of the method's ``build``.
     """
@@ -88,7 +82,7 @@ class Method(nn.Module):
         if not isinstance(net, nn.Module):
             raise TypeError(f"net must be an nn.Module, not a {type(net).__name__}.")
         check_integer("num_data", num_data, 1)
-        check_choice("task", task, TASKS)
+        check_choice("task", task, ("classification", "regression"))
         if noise != "learned" and not (isinstance(noise, numbers.Real) and 0 < noise < math.inf):
             raise ValueError(f"noise must be 'learned' or a positive number, not {noise!r}.")
         known = self.options()
@@ -146,10 +140,8 @@ class Method(nn.Module):
         """The loss as a number. Raises where it is not finite; parameters are still as before the step."""
         value = loss.item()
         if not math.isfinite(value):
-            raise ValueError(
-                f"the loss is {value} in step {self.num_steps + 1} of {type(self).__name__}. Lower lr, or look at the "
-                "data for NaN and infinities."
-            )
+            where = f"step {self.num_steps + 1} of {type(self).__name__}"
+            raise ValueError(f"the loss is {value} in {where}. Lower lr, or look at the data for NaN and infinities.")
         return value
 
     def draw(self, index: int) -> Callable[[Any], Any]:
@@ -170,8 +162,7 @@ class Method(nn.Module):
         check_integer("num_samples", num_samples, 1)
         check_integer("batch_size", size, 1)
         num_samples = min(num_samples, self.max_samples or num_samples)
-        rows = num_rows(x, "x")
-        if rows == 0:
+        if not (rows := num_rows(x, "x")):
             raise ValueError("x has no rows.")
         devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
         collector: Collector | None = None
@@ -190,11 +181,7 @@ class Method(nn.Module):
         return collector.finish()
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {
-            "method": type(self).__name__,
-            "num_steps": self.num_steps,
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return {"method": type(self).__name__, "num_steps": self.num_steps, "optimizer": self.optimizer.state_dict()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if state["method"] != type(self).__name__:
@@ -204,11 +191,10 @@ class Method(nn.Module):
 
 
 class GuideMethod(Method):
-    """A method that is a Pyro model, a guide and an ELBO, trained in the ELBO's differentiable form by one optimiser.
+    """A method that is a Pyro model, a guide and an ELBO.
 
     A subclass's ``build`` calls :meth:`observed` for the model and :meth:`compose` for the whole. When it returns, the
-    guide must have all its parameters: those of ``vsd`` do; one of Pyro's has them after a call ``guide()`` inside
-    :meth:`own_store` (see BBB).
+    guide must have all its parameters: one of Pyro's has them after a call inside :meth:`own_store` (see BBB).
     """
 
     model: Any
@@ -239,13 +225,9 @@ class GuideMethod(Method):
             loss: Tensor = self.elbo.differentiable_loss(self.model, self.guide, x, y)
         return loss
 
-    def predict(
-        self, x: Any, num_samples: int = 100, *, batch_size: int | None = None, seed: int | None = None
-    ) -> Prediction:
+    def predict(self, x: Any, num_samples: int = 100, **options: Any) -> Prediction:
         with self.own_store():
-            return predict_by_guide(
-                self.model, self.guide, x, num_samples=num_samples, batch_size=batch_size, seed=seed
-            )
+            return predict_by_guide(self.model, self.guide, x, num_samples=num_samples, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
         state = super().get_extra_state()
@@ -261,10 +243,8 @@ class GuideMethod(Method):
 
 
 class Observation(nn.Module):
-    """The distribution of the targets given the outputs of a plain network.
+    """The distribution of the targets given the outputs of a plain network, with the options of :class:`Method`.
 
-    :param task: ``"classification"`` or ``"regression"``.
-    :param noise: in regression σ, ``"learned"`` (a parameter ``log_sigma``) or a number.
     :param like: a module whose first parameter gives dtype and device.
 
     >>> observation = Observation("classification", "learned", nn.Linear(1, 1))
@@ -302,10 +282,8 @@ class Observation(nn.Module):
 def check_classes(y: Tensor) -> None:
     """Raises where classes are real numbers: as a rule, the task was not given."""
     if y.is_floating_point():
-        raise ValueError(
-            f"y must hold integer labels for task='classification', not {y.dtype}. Make the method with "
-            "task='regression', or use y.long()."
-        )
+        wrong = f"y must hold integer labels for task='classification', not {y.dtype}."
+        raise ValueError(f"{wrong} Make the method with task='regression', or use y.long().")
 
 
 def call(net: nn.Module, x: Any) -> Tensor:
@@ -315,10 +293,7 @@ def call(net: nn.Module, x: Any) -> Tensor:
 
 
 def gaussian_penalty(parameters: Iterable[Tensor], scale: float | None) -> Tensor | float:
-    r"""The negative log-density :math:`\sum \lVert W \rVert^2 / 2\sigma^2` of a Gaussian prior, without its constant.
-
-    Of the parameters with two or more dimensions: weights, not biases and norms. Zero where ``scale`` is ``None``.
-    """
+    r""":math:`\sum \lVert W \rVert^2 / 2\sigma^2`, over the parameters with two or more dimensions: weights alone."""
     if scale is None:
         return 0.0
     # the norm's gradient is one pass, that of p.square().sum() three

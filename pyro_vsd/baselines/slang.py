@@ -12,15 +12,14 @@ step draws w from q and takes the gradients :math:`g_i` of every example's loss 
     \mu &\leftarrow \mu - \text{lr} \cdot P^{-1} \big(\tfrac NB \textstyle\sum_i g_i + \delta \mu\big)
 
 The gradient of an example in a Linear layer is the outer product of the layer's input and the gradient at its output.
-The Gram matrix of all :math:`g_i`, products with U and combinations of them come from these two factors; no gradient
-per example is formed and the eigenvectors are exact. This is what a convolution lacks, hence Linear layers only.
+These two factors give the Gram matrix of all :math:`g_i` and products with U; no gradient per example is formed and the
+eigenvectors are exact. A convolution lacks this, hence Linear layers only.
 
 **Reference**: Mishkin et al., *SLANG: Fast Structured Covariance Approximations for Bayesian Deep Learning with Natural
 Gradient*, 2018 (there with a randomised eigendecomposition).
 
 **Cost** against MAP: 2L + 2 more products per layer and an eigendecomposition of size L + B, with L = 5 about 10 × the
-time; L + 3 copies of the weights. **Prefer it** for small fully connected networks where correlations between layers
-matter.
+time; L + 3 copies of the weights. **Prefer it** for small networks where correlations between layers matter.
 """
 
 import math
@@ -30,24 +29,22 @@ import torch
 from torch import Tensor, nn
 
 from pyro_vsd._utils import check_integer, check_positive
-from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, chosen_layers
+from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes
 
 __all__ = ["SLANG", "SLANGOptimizer"]
 
 
 class SLANG(NaturalGradientMethod):
-    """SLANG for the weights and biases of Linear layers; a convolution is an error.
-
-    All other parameters (norms, a learned noise) are point estimates, trained by Adam.
+    """SLANG for the weights and biases of Linear layers; all other parameters are point estimates, trained by Adam.
 
     :param rank: L.
     :param prior_precision: δ of the Gaussian prior.
     :param beta: β, how fast the precision moves. A learning rate above it lets single examples throw the mean far.
-    :param momentum: of the gradients; zero is the update as written above.
-    :param init_scale: standard deviation of every weight at the start; the means start at the network's weights.
+    :param momentum: of the gradients; zero is the update as written.
+    :param init_scale: σ of every weight at the start; the means start at the network's weights.
     :param num_particles: draws of the weights per step.
     :param curvature: ``"empirical"``: the outer products of the gradients themselves; ``"fisher"``: of those at labels
-        drawn from the model, which are the Gauss–Newton matrix on average.
+        drawn from the model, the Gauss–Newton matrix on average.
 
     >>> SLANG(vsd.nn.mlp([4, 8, 3]), num_data=100, rank=3).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
@@ -70,11 +67,8 @@ class SLANG(NaturalGradientMethod):
         curvature: str = "empirical",
     ) -> None:
         check_integer("rank", rank, 1)
-        reason = (
-            "It needs every example's gradient as an outer product of a layer's input and the gradient at its output, "
-            "which a convolution's is not."
-        )
-        self.use_layers(net, chosen_layers(self, net, reason).values(), num_particles, curvature)
+        reason = "It needs every example's gradient as an outer product, which a convolution's is not."
+        self.use_layers(net, num_particles, curvature, reason)
         self.settings = (rank, prior_precision, beta, momentum, init_scale)
 
     def make_optimizer(self) -> "SLANGOptimizer":
@@ -84,16 +78,13 @@ class SLANG(NaturalGradientMethod):
         return []
 
     def collect(self, found: dict[Tensor, list["Outer"]], own: tuple[Tensor, ...], passes: Passes, rows: int) -> None:
-        """Per-example gradients. The loss is N/B times an example's; needed are the root of that, and of the draw's
-        share."""
+        # the loss is N/B times an example's; needed are the root of that, and of the draw's share
         factor = (rows / (self.num_data * self.num_particles)) ** 0.5
         for layer, uses in passes.items():
             (inputs, gradient), *more = uses
             if more or inputs.dim() != 2:
-                raise ValueError(
-                    f"net calls {layer} with inputs {[tuple(x.shape) for x, _ in uses]}. SLANG needs one call with "
-                    "inputs (B, K): an example's gradient is one outer product only then."
-                )
+                shapes = [tuple(x.shape) for x, _ in uses]
+                raise ValueError(f"net calls {layer} with inputs {shapes}. SLANG needs one call with inputs (B, K).")
             rights = {"weight": inputs, "bias": torch.ones_like(inputs[:, :1])}
             for name, p in layer.named_parameters():
                 found[p].append(Outer(factor * gradient, rights[name]))
@@ -109,7 +100,7 @@ class Outer(NamedTuple):
     right: Tensor
 
     def gram(self) -> Tensor:
-        """Inner products of the matrices, ``(B, B)``."""
+        """Inner products, ``(B, B)``."""
         return (self.left @ self.left.mT) * (self.right @ self.right.mT)
 
     def against(self, matrices: Tensor) -> Tensor:
@@ -135,14 +126,7 @@ class SLANGOptimizer(torch.optim.Optimizer):
     """The update of mean and precision, with the method's options; gradients are of the full data's loss, at a draw."""
 
     def __init__(
-        self,
-        params: Any,
-        lr: float,
-        rank: int,
-        prior_precision: float = 1.0,
-        beta: float = 0.02,
-        momentum: float = 0.9,
-        init_scale: float = 0.05,
+        self, params: Any, lr: float, rank: int, prior_precision: float, beta: float, momentum: float, init_scale: float
     ):
         for name, value in (("lr", lr), ("prior_precision", prior_precision), ("init_scale", init_scale)):
             check_positive(name, value)
@@ -203,11 +187,10 @@ class SLANGOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, found: dict[Tensor, list[Outer]]) -> float:  # type: ignore[override]
-        """One step.
+        """One step; returns the KL to the prior, as it was before.
 
-        :param found: for each parameter the per-example gradients, in parts, scaled so that the sum of their outer
-            products is the curvature of the full data.
-        :returns: the KL to the prior, as it was before the step.
+        :param found: for each parameter the per-example gradients, in parts; their outer products sum to the curvature
+            of the full data.
         """
         kl = self.kl().item()
         group, state = self.param_groups[0], self.state[self._means()[0]]
@@ -222,8 +205,7 @@ class SLANGOptimizer(torch.optim.Optimizer):
         return kl
 
     def _update_precision(self, gradients: list[Outer], beta: float, delta: float) -> None:
-        """With S the rows of :math:`\\sqrt{1 - \\beta} U` above the gradients, and :math:`S S^T = Q \\Lambda Q^T`,
-        the leading part of :math:`S^T S` is that of :math:`Q_L^T S`."""
+        # S: the rows of √(1 - β) U above the gradients. With S Sᵀ = Q Λ Qᵀ, the leading part of Sᵀ S is that of Q_Lᵀ S.
         state = self.state[self._means()[0]]
         old, rank = (1 - beta) ** 0.5 * state["factor"], len(state["factor"])
         new = [Outer(beta**0.5 * part.left, part.right) for part in gradients]

@@ -8,9 +8,8 @@ deviations :math:`\theta_i - \bar\theta_i` from the mean so far.
 
 Maddox et al., "A Simple Baseline for Bayesian Uncertainty in Deep Learning", 2019.
 
-**Cost** against MAP: the same step, and per epoch a few passes over the weights for a snapshot; K + 2 more copies of
-the weights in memory; a new network per sample in prediction. **Prefer it** for large networks that are trained by SGD
-anyway.
+**Cost** against MAP: the same step, and a snapshot per epoch; K + 2 more copies of the weights; a new network per
+sample in prediction. **Prefer it** for large networks that are trained by SGD anyway.
 """
 
 import copy
@@ -38,8 +37,8 @@ class SWAG(MAP):
     :param period: epochs from one snapshot to the next.
     :param max_rank: K, deviations kept.
     :param momentum: of SGD.
-    :param max_norm: bound on the norm of the gradient of the loss per row, seldom met in classification. In regression
-        a learned σ that shrinks would otherwise make steps of SGD ever larger. ``None`` for none.
+    :param max_norm: bound on the norm of the gradient of the loss per row: in regression a learned σ that shrinks would
+        make steps of SGD ever larger. ``None`` for none.
     :param scale: factor on the standard deviation of draws.
     :param prior_scale: σ of the Gaussian prior on the weights; ``None`` for none.
 
@@ -128,9 +127,8 @@ class SWAG(MAP):
         number = self.num_snapshots
         if number < 2:
             raise ValueError(
-                f"a prediction needs two snapshots, and there are {number} after "
-                f"{self.rows_seen / self.num_data:.1f} epochs. Train longer, or begin earlier: start={self.start}, "
-                f"period={self.period}."
+                f"a prediction needs two snapshots, and there are {number} after {self.rows_seen / self.num_data:.1f} "
+                f"epochs. Train longer, or begin earlier: start={self.start}, period={self.period}."
             )
         columns = self.deviations[: min(number, len(self.deviations))]
         own, shared = torch.randn_like(self.squares), columns.new_empty(len(columns)).normal_()
@@ -145,23 +143,16 @@ class SWAG(MAP):
         return lambda x: self.observation.distribution(call(net, x))
 
     def predict(
-        self,
-        x: Any,
-        num_samples: int = 100,
-        *,
-        batch_size: int | None = None,
-        seed: int | None = None,
-        batch_norm_data: Iterable[Any] | None = None,
+        self, x: Any, num_samples: int = 100, *, batch_norm_data: Iterable[Any] | None = None, **options: Any
     ) -> Prediction:
         """As for all methods, and:
 
         :param batch_norm_data: batches of training inputs (or tuples that begin with them), to estimate the statistics
-            of BatchNorm layers anew for each draw, a pass over them each time. By default they are those of the last
-            snapshot.
+            of BatchNorm layers anew for each draw. By default they are those of the last snapshot.
         """
         self.batch_norm_data = None if batch_norm_data is None else list(batch_norm_data)
         try:
-            return super().predict(x, num_samples, batch_size=batch_size, seed=seed)
+            return super().predict(x, num_samples, **options)
         finally:
             self.batch_norm_data = None
 

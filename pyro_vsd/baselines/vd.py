@@ -4,8 +4,8 @@ r"""Variational Gaussian dropout: multiplicative noise with learned variances un
           p(\log |\xi_i|) \propto 1
 
 Kingma, Salimans, Welling, "Variational Dropout and the Local Reparameterization Trick", 2015: their correlated weight
-noise, one variance per unit. The KL has no closed form. Theirs is a polynomial, good to about 0.02 up to α = 1 and
-without meaning above, so α is held there. It is known up to a constant, since the prior is improper.
+noise, one variance per unit. Their KL is a polynomial, good to about 0.02 up to α = 1 and without meaning above, so α
+is held there. It is known up to a constant, since the prior is improper.
 
 **Cost** against MAP: noise per example, 1.5 to 1.9 × the time; K numbers per layer beside the weights. **Prefer it** to
 reproduce older results; ARD-VD is the same noise without the bound.
@@ -41,8 +41,7 @@ class VD(GuideMethod):
     def build(
         self, net: nn.Module, *, kl_weight: KLWeight = 1.0, init_alpha: float = 0.2, conv_noise: str = "out"
     ) -> None:
-        net = bayesianize(net, include=self.include, exclude=self.exclude, inplace=True)
-        model = self.observed(net)
+        model = self.observed(bayesianize(net, include=self.include, exclude=self.exclude, inplace=True))
         guide = VSDGuide(model, num_reflections=0, init_alpha=init_alpha, conv_noise=conv_noise)
         self.compose(model, guide, VSD_ELBO(kl_weight=kl_weight, unit_kl=noise_kl))
         self.hold_alpha()

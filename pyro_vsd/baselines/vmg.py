@@ -7,17 +7,16 @@ is what a diagonal one becomes after m pseudo-observations :math:`\tilde A W + E
 
 .. math:: U = \big(\operatorname{diag}(u)^{-1} + \tilde A^{\mathsf T} \tilde A\big)^{-1}
 
-so weights of different inputs are correlated. The targets of the pseudo-observations would only move M, which is free.
-Pre-activations of one example are independent given its input, :math:`h_j \sim \mathcal N((xM)_j, x U x^{\mathsf T}
-V_{jj})`, and so they are drawn. The KL is in closed form.
+so weights of different inputs are correlated. Pre-activations of one example are independent given its input,
+:math:`h_j \sim \mathcal N((xM)_j, x U x^{\mathsf T} V_{jj})`, and so they are drawn. The KL is in closed form.
 
 **Reference**: Louizos & Welling, *Structured and Efficient Variational Deep Learning with Matrix Gaussian Posteriors*,
-2016. There the pseudo-observations have no noise and the KL is that of the matrix Gaussian before them; here draws and
-KL are of one distribution.
+2016. There the KL is that of the matrix Gaussian before the pseudo-observations; here draws and KL are of one
+distribution.
 
-**Cost** against MAP: one more thin product with :math:`\tilde A` and an :math:`m \times m` Cholesky factor per layer,
-about 1.8 × the time; ``(m + 1)(in + 1) + out`` more parameters per layer, the fewest of all Gaussians here. **Prefer
-it** for wide fully connected networks where memory counts. Not for convolutions.
+**Cost** against MAP: a thin product with :math:`\tilde A` and an :math:`m \times m` Cholesky factor per layer, about
+1.8 × the time; ``(m + 1)(in + 1) + out`` more parameters per layer, the fewest of all Gaussians here. **Prefer it** for
+wide fully connected networks where memory counts.
 """
 
 import math
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_vsd._utils import check_integer
-from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer, chosen_layers
+from pyro_vsd.baselines.layers import LayerwiseMethod, RandomLayer
 from pyro_vsd.baselines.protocol import KLWeight
 
 __all__ = ["VMG", "MatrixGaussianLayer"]
@@ -38,8 +37,7 @@ class VMG(LayerwiseMethod):
     """Matrix Gaussian posteriors of Linear layers, biases included; a convolution is an error.
 
     :param num_pseudo: m, the number of pseudo-observations of each layer; without any, U is diagonal.
-    :param init_scale: standard deviation of every weight at the start (before pseudo-observations, which lower it a
-        little); the means start at the network's weights.
+    :param init_scale: σ of every weight at the start, before pseudo-observations; the means start at the network's.
     :param kl_weight: factor of the KL, a number or a schedule ``step -> weight``.
 
     >>> VMG(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
@@ -50,17 +48,12 @@ class VMG(LayerwiseMethod):
         self, net: nn.Module, *, num_pseudo: int = 10, init_scale: float = 0.05, kl_weight: KLWeight = 1.0
     ) -> None:
         check_integer("num_pseudo", num_pseudo, 0)
-        reason = (
-            "Its posterior is that of a matrix, with rows for inputs and columns for outputs; a kernel has more axes, "
-            "and the positions that share it cannot be drawn one by one."
-        )
-        layers = chosen_layers(self, net, reason)
-        self.replace(net, layers, lambda layer: MatrixGaussianLayer(layer, num_pseudo, init_scale), kl_weight)
+        reason = "Its posterior is that of a matrix, inputs by outputs; a kernel has more axes."
+        self.replace(net, lambda layer: MatrixGaussianLayer(layer, num_pseudo, init_scale), kl_weight, reason)
 
 
 class MatrixGaussianLayer(RandomLayer):
-    """A Linear layer with a matrix Gaussian posterior, drawn at its outputs; its parameters are M, the bias as a last
-    row. Its options are those of the method."""
+    """A Linear layer with a matrix Gaussian posterior, drawn at its outputs; its parameters are M, the bias last."""
 
     def __init__(self, layer: Any, num_pseudo: int, init_scale: float):
         super().__init__(layer)

@@ -12,15 +12,15 @@ the gradients :math:`g_i` of every example's loss there:
     s &\leftarrow \beta_2 s + (1 - \beta_2) \tfrac1B \textstyle\sum_i g_i^2 \\
     \mu &\leftarrow \mu - \text{lr} \cdot m / (s + \tilde\delta + \gamma)
 
-The squares of single examples' gradients stand for the diagonal of the Gauss–Newton matrix. Those of a Linear layer
-come from its inputs and the gradients at its outputs, without a gradient per example ever being formed.
+The squared gradients stand for the diagonal of the Gauss–Newton matrix. Those of a Linear layer come from its inputs
+and the gradients at its outputs; no gradient per example is formed.
 
 **Reference**: Khan et al., *Fast and Scalable Bayesian Deep Learning by Weight-Perturbation in Adam*, 2018; Osawa et
 al., *Practical Deep Learning with Bayesian Principles*, 2019.
 
-**Cost** against MAP: one draw of all weights and one more product per Linear layer, in convolutions a gradient per
-example: about 2 × the time (the VSD paper measures 3.3 to 4.4 on large convolutional networks). Twice the memory of the
-weights, as Adam's. **Prefer it** where a factorised Gaussian should cost little: no second set of parameters to train.
+**Cost** against MAP: a draw of all weights, one more product per Linear layer, in convolutions a gradient per example:
+about 2 × the time (the VSD paper measures 3.3 to 4.4 on large convolutional networks); memory as Adam's. **Prefer it**
+where a factorised Gaussian should cost little: no second set of parameters to train.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from pyro_vsd._utils import check_positive
-from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, chosen_layers, linear_map
+from pyro_vsd.baselines.layers import NaturalGradientMethod, Passes, linear_map
 
 __all__ = ["VOGN", "VOGNOptimizer"]
 
@@ -41,19 +41,17 @@ _BLOCK = 2**24
 class VOGN(NaturalGradientMethod):
     """Variational online Gauss–Newton for the weights and biases of Linear and convolution layers.
 
-    All other parameters (norms, a learned noise) are point estimates, trained by Adam. Networks that mix examples in
-    training (batch norm) have no gradient per example; what is squared then are the rows of the batch's.
+    All other parameters are point estimates, trained by Adam. Networks that mix examples in training (batch norm) have
+    no gradient per example; what is squared then are the rows of the batch's.
 
     :param prior_precision: δ of the Gaussian prior.
     :param betas: :math:`\\beta_1` and :math:`\\beta_2`.
     :param damping: γ.
     :param temperature: τ.
-    :param init_scale: standard deviation of every weight at the start (damping may make it smaller); the means start
-        at the network's weights.
+    :param init_scale: σ of every weight at the start (damping may make it smaller); the means start at the network's.
     :param num_particles: draws of the weights per step.
     :param curvature: ``"empirical"``: the gradients' own squares; ``"fisher"``: those at labels drawn from the model,
-        which are the Gauss–Newton matrix on average; ``"batch"``: the square of the batch's mean gradient, cheapest
-        and crudest.
+        the Gauss–Newton matrix on average; ``"batch"``: the square of the batch's mean gradient, cheapest and crudest.
 
     >>> VOGN(vsd.nn.mlp([4, 8, 3]), num_data=100).predict(torch.randn(5, 4), num_samples=7).num_samples
     7
@@ -77,7 +75,7 @@ class VOGN(NaturalGradientMethod):
         num_particles: int = 1,
         curvature: str = "empirical",
     ) -> None:
-        self.use_layers(net, chosen_layers(self, net).values(), num_particles, curvature)
+        self.use_layers(net, num_particles, curvature)
         self.settings = (betas, prior_precision, damping, temperature, init_scale)
 
     def make_optimizer(self) -> "VOGNOptimizer":
@@ -87,7 +85,6 @@ class VOGN(NaturalGradientMethod):
         return torch.zeros_like(p)
 
     def collect(self, found: dict[Tensor, Tensor], own: tuple[Tensor, ...], passes: Passes, rows: int) -> None:
-        """The mean over examples of the squared gradients."""
         share = 1 / (self.num_particles * rows)
         if self.curvature == "batch":
             for square, gradient in zip(found.values(), own, strict=False):
@@ -110,11 +107,11 @@ class VOGNOptimizer(torch.optim.Optimizer):
         params: Any,
         lr: float,
         num_data: int,
-        betas: tuple[float, float] = (0.9, 0.99),
-        prior_precision: float = 1.0,
-        damping: float = 1e-3,
-        temperature: float = 1.0,
-        init_scale: float = 0.05,
+        betas: tuple[float, float],
+        prior_precision: float,
+        damping: float,
+        temperature: float,
+        init_scale: float,
     ):
         positive = {"lr": lr, "prior_precision": prior_precision, "temperature": temperature, "init_scale": init_scale}
         for name, value in positive.items():
@@ -139,11 +136,7 @@ class VOGNOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, curvature: dict[Tensor, Tensor]) -> float:  # type: ignore[override]
-        """One step.
-
-        :param curvature: for each parameter the mean over examples of the squared gradients.
-        :returns: τ times the KL to the prior, as it was before the step.
-        """
+        """One step, from the mean over examples of the squared gradients; returns τ times the KL, as it was before."""
         kl = 0.0
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
@@ -168,7 +161,6 @@ class VOGNOptimizer(torch.optim.Optimizer):
 def squared_gradients(layer: Any, passes: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Sums over examples of the squared gradients of a layer's parameters, in their order.
 
-    :param layer: a Linear or convolution layer.
     :param passes: for each call of the layer its input and the gradient of the summed loss at its output.
     """
     (x, gradient), *more = passes

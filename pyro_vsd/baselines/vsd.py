@@ -7,21 +7,18 @@ The KL is that of the noise with the prior's scale at its optimum. Five methods 
 
 ``vsd``
     z = 1, and T free Householder vectors per layer. **Cost** against MAP: 1.5 to 1.9 × the time at T = 2;
-    :math:`O(TK)` numbers beside the weights. **Prefer it** where noise per unit is worth learning and units work
-    together: calibrated predictions at about the price of dropout.
+    :math:`O(TK)` parameters. **Prefer it** where units work together: calibrated at about the price of dropout.
 ``vsd_low_rank``
     Vectors from a small network, :math:`v_t = A \operatorname{relu}(B v_{t-1} + b) + a` with
-    :math:`A \in \mathbb R^{K \times r}`. **Cost**: 1.7 to 2.1 × the time; :math:`O(rK)` numbers more. **Prefer it** to
+    :math:`A \in \mathbb R^{K \times r}`. **Cost**: 1.7 to 2.1 × the time; :math:`O(rK)` parameters. **Prefer it** to
     reproduce the paper; free vectors are cheaper and were no worse.
 ``vsd_hierarchical``
     A scale z per unit with the posterior :math:`q(z) = \mathrm{LogNormal}(\gamma, \delta)`, under a two-level prior.
-    **Cost**: 1.8 to 2.3 × the time; 2K numbers and a draw of z per layer more. **Prefer it** where whole units differ
-    in scale, or a heavy-tailed prior is wanted.
+    **Cost**: 1.8 to 2.3 × the time; 2K parameters more. **Prefer it** where whole units differ in scale.
 ``ard_vd``
     Without reflections (T = 0): independent noise, :math:`\mathrm{KL} = \tfrac12 \sum_i \log(1 + 1 / \alpha_i)`. This
     is the KL per noise unit, :math:`1/Q` of the KL per weight (Q: all entries of a weight that share a unit).
-    **Cost**: 1.5 to 1.7 × the time; K numbers per layer. **Prefer it** to VD in every case (no bound on α, a proper
-    prior), to VSD where units are known to act by themselves.
+    **Cost**: 1.5 to 1.7 × the time; K parameters. **Prefer it** to VD in every case, to VSD where units act alone.
 ``ard_vd_hierarchical``
     Both: the hierarchy without reflections. **Cost**: 1.5 to 2.2 × the time. **Prefer it** to tell what the hierarchy
     adds from what the rotation adds.
@@ -80,12 +77,11 @@ class VSD(GuideMethod):
         rank: int | None = None,
         prior: GaussianPrior | HierarchicalPrior = GaussianPrior(),  # noqa: B008 (frozen)
     ) -> None:
-        net = bayesianize(net, prior, self.include, self.exclude, inplace=True)
-        model = self.observed(net)
-        vectors: dict[str, Any] = {} if rank is None else {"vectors": "low_rank", "rank": rank}
-        guide = VSDGuide(
-            model, num_reflections=num_reflections, init_alpha=init_alpha, conv_noise=conv_noise, **vectors
-        )
+        model = self.observed(bayesianize(net, prior, self.include, self.exclude, inplace=True))
+        options: dict[str, Any] = {"init_alpha": init_alpha, "conv_noise": conv_noise}
+        if rank is not None:
+            options |= {"vectors": "low_rank", "rank": rank}
+        guide = VSDGuide(model, num_reflections=num_reflections, **options)
         self.compose(model, guide, VSD_ELBO(kl_weight=kl_weight, kl_scale=kl_scale))
 
 

@@ -18,7 +18,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # ---- the registry
 
-
 Kind = Literal["classes", "class samples", "regression", "density", "mixture", "detection"]
 Direction = Literal["higher", "lower", "level", ""]
 
@@ -30,10 +29,9 @@ class Metric(NamedTuple):
         ``"regression"`` is any other, ``"density"`` with a log-density, ``"mixture"`` with its Normals. A
         ``"detection"`` compares predictions inside and outside of the distribution.
     :ivar better: ``"level"`` is best near the level of the predictive interval; an empty word has no direction.
-    :ivar update: from a :class:`Batch` to what is kept of it, a tensor or a list; ``+`` joins two batches. A detection
-        has none.
+    :ivar update: from a :class:`Batch` to what is kept of it; ``+`` joins two batches. A detection has none.
     :ivar compute: from what was kept of all batches, and a :class:`Seen`, to the value. For a detection from the
-        numbers of accepted rows inside and outside, at falling thresholds.
+        accepted rows inside and outside, at falling thresholds.
     """
 
     kind: Kind
@@ -80,10 +78,7 @@ def metric(
 
 
 def better(name: str, level: float = 0.95) -> str:
-    """The direction in which a metric improves; empty where it has none.
-
-    :param name: of a metric, as in a report.
-    :param level: level of the predictive interval whose coverage is reported.
+    """The direction in which a metric of a report improves; empty where it has none. Coverage is best near ``level``.
 
     >>> better("accuracy"), better("nll"), better("coverage"), better("predictive_entropy")
     ('higher ↑', 'lower ↓', 'near 0.95', '')
@@ -118,7 +113,6 @@ class Batch:
 
     @cached_property
     def hits(self) -> Tensor:
-        """1 where the most probable class is the label, else 0, ``(N,)``."""
         return correct(self.probs, self.labels)
 
     @cached_property
@@ -134,7 +128,7 @@ class Batch:
 
 
 def columns(kept: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Confidences and hits of all batches' ranked rows."""
+    """Confidences and hits of all batches."""
     confidence, hits = map(torch.cat, zip(*kept, strict=True))
     return confidence, hits
 
@@ -179,10 +173,8 @@ def with_samples(prediction: Classes, needs: str) -> ClassificationPrediction:
         return prediction
     samples = _raw(prediction)
     if samples.dim() == 2:
-        raise ValueError(
-            f"{needs} needs samples, and prediction holds mean probabilities of shape {tuple(samples.shape)}. "
-            "Give a ClassificationPrediction or every sample's probabilities, (S, N, C)."
-        )
+        held = f"prediction holds mean probabilities of shape {tuple(samples.shape)}"
+        raise ValueError(f"{needs} needs samples, and {held}. Give every sample's probabilities, (S, N, C).")
     return ClassificationPrediction.from_samples(_check_probabilities(samples))
 
 
@@ -205,9 +197,7 @@ def _raw(prediction: Classes) -> Tensor:
 
 def _check_probabilities(probs: Tensor) -> Tensor:
     if probs.dim() not in (2, 3) or not probs.numel():
-        raise ValueError(
-            f"prediction must have shape (N, C), or (S, N, C) with samples, and rows; not shape {tuple(probs.shape)}."
-        )
+        raise ValueError(f"prediction must have shape (N, C) or (S, N, C), and rows; not shape {tuple(probs.shape)}.")
     sums = probs.sum(-1)
     if bool(sums.isnan().any()):
         raise ValueError(f"prediction holds NaN in {int(sums.isnan().sum())} of {sums.numel()} rows.")

@@ -33,7 +33,7 @@ class Bins(NamedTuple):
 def ece(prediction: Classes, y: Array, num_bins: int = 15) -> float:
     r"""Expected calibration error of the largest probability, in bins :math:`(\frac{m-1}{M}, \frac{m}{M}]`.
 
-    The definition of the paper's appendix. It depends on the number of bins: compare methods with the same.
+    It depends on the number of bins: compare methods with the same.
 
     >>> probs = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4], [0.6, 0.4]])
     >>> round(ece(probs, torch.tensor([0, 0, 0, 1]), num_bins=10), 4)
@@ -45,10 +45,9 @@ def ece(prediction: Classes, y: Array, num_bins: int = 15) -> float:
 
 @metric("classes", "lower", lambda batch: batch.ranked, lambda kept, seen: _adaptive_gap(*columns(kept), seen.num_bins))
 def adaptive_ece(prediction: Classes, y: Array, num_bins: int = 15) -> float:
-    """Expected calibration error of the largest probability, in bins with equal numbers of rows.
+    """Expected calibration error of the largest probability, in bins with equal numbers of rows: O(N log N).
 
-    Rows of equal confidence stay in one bin, so the order of rows does not matter. The bins depend on all
-    confidences: O(N log N).
+    Rows of equal confidence stay in one bin, so the order of rows does not matter.
 
     >>> probs = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4], [0.6, 0.4]])
     >>> round(adaptive_ece(probs, torch.tensor([0, 0, 0, 1]), num_bins=2), 4)
@@ -66,8 +65,7 @@ def adaptive_ece(prediction: Classes, y: Array, num_bins: int = 15) -> float:
 def classwise_ece(prediction: Classes, y: Array, num_bins: int = 15) -> float:
     """Expected calibration error of every class's probability, averaged over classes.
 
-    It sees errors that the largest probability hides. With many classes most entries are near zero, and so is the
-    error.
+    It sees errors that the largest probability hides. With many classes it is near zero, as most entries are.
 
     >>> probs = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4], [0.6, 0.4]])
     >>> round(classwise_ece(probs, torch.tensor([0, 0, 0, 1]), num_bins=10), 4)

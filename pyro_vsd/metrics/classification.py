@@ -1,7 +1,7 @@
 """Quality and uncertainty of predicted class probabilities.
 
 Every function takes a :class:`~pyro_vsd.prediction.ClassificationPrediction`, mean probabilities ``(N, C)`` or
-samples of them ``(S, N, C)``, as tensors or arrays, and labels ``y (N,)`` numbered from 0.
+samples of them ``(S, N, C)``, and labels ``y (N,)`` numbered from 0.
 """
 
 from typing import Literal
@@ -18,9 +18,7 @@ __all__ = ["accuracy", "acquisition", "brier", "error_rate", "mutual_information
 
 @metric("classes", "higher", lambda batch: total(batch.hits))
 def accuracy(prediction: Classes, y: Array) -> float:
-    """Share of rows whose most probable class is the label. Higher is better, 1 at best.
-
-    Of equally probable classes the first counts as predicted.
+    """Share of rows whose most probable class, of several the first, is the label. Higher is better, 1 at best.
 
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]))
     0.5
@@ -40,11 +38,9 @@ def error_rate(prediction: Classes, y: Array) -> float:
 
 @metric("classes", "lower", lambda batch: total(_row_nll(batch.probs, batch.labels)))
 def nll(prediction: Classes, y: Array) -> float:
-    r"""Negative log-likelihood in nats. Lower is better, 0 at best.
+    r"""Negative log-likelihood in nats. Lower is better, 0 at best; infinite where a label had probability zero.
 
     .. math:: -\frac1N \sum_n \log \bar p_{n y_n}
-
-    Infinite where a label had a predicted probability of zero: nothing is clipped.
 
     >>> round(nll(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 1])), 4)
     0.4904
@@ -54,11 +50,9 @@ def nll(prediction: Classes, y: Array) -> float:
 
 @metric("classes", "lower", lambda batch: total(_row_brier(batch.probs, batch.labels)))
 def brier(prediction: Classes, y: Array) -> float:
-    r"""Brier score. Lower is better; from 0 to 2.
+    r"""Brier score. Lower is better; from 0 to 2, for two classes twice the one-sided score.
 
     .. math:: \frac1N \sum_n \sum_c (\bar p_{nc} - 1[y_n = c])^2
-
-    Summed over classes: for two classes this is twice the one-sided score.
 
     >>> round(brier(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0])), 4)
     0.37
@@ -72,8 +66,7 @@ def predictive_entropy(prediction: Classes) -> Tensor:
 
     .. math:: -\sum_c \bar p_c \log \bar p_c
 
-    It should be low in distribution and high out of it. The paper prints an extra factor :math:`1/C`; we use the
-    usual definition.
+    The paper prints an extra factor :math:`1/C`; we use the usual definition.
 
     >>> predictive_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.0000, 0.6931])
@@ -83,11 +76,9 @@ def predictive_entropy(prediction: Classes) -> Tensor:
 
 @metric("class samples", "", lambda batch: total(with_samples(batch.prediction, "report").mutual_information))
 def mutual_information(prediction: Classes) -> Tensor:
-    r"""Entropy of the mean minus mean of the entropies, in nats, ``(N,)``: epistemic uncertainty.
+    r"""Epistemic uncertainty of every row in nats, ``(N,)``: 0 where all samples agree, and for a single sample.
 
     .. math:: H[\bar p] - \frac1S \sum_s H[p_s]
-
-    0 where all samples agree, and for a single sample.
 
     >>> mutual_information(torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]))
     tensor([0.6931, 0.0000])
@@ -98,19 +89,12 @@ def mutual_information(prediction: Classes) -> Tensor:
 def acquisition(prediction: Classes, kind: Literal["entropy", "bald", "variation_ratio"]) -> Tensor:
     r"""Score of every candidate for labelling, ``(N,)``: label the highest.
 
-    ``"entropy"``: :math:`H[\bar p]`, total uncertainty. ``"bald"``: the mutual information between label and weights
-    (Houlsby et al., 2011), without the uncertainty that no label can remove; rows are scored one by one, not as a
-    batch. ``"variation_ratio"``: :math:`1 - \max_c \bar p_c` (Gal et al., 2017), the probability that the predicted
-    label is wrong.
+    :param kind: ``"entropy"``: :math:`H[\bar p]`, total uncertainty. ``"bald"``: the mutual information between label
+        and weights (Houlsby et al., 2011), without the uncertainty that no label can remove; it needs samples.
+        ``"variation_ratio"``: :math:`1 - \max_c \bar p_c` (Gal et al., 2017). Rows are scored one by one.
 
-    :param prediction: a ClassificationPrediction, ``(N, C)`` probabilities or ``(S, N, C)`` samples of them.
-    :param kind: the score; ``"bald"`` needs samples.
-
-    >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
-    >>> acquisition(probs, "variation_ratio")
+    >>> acquisition(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), "variation_ratio")
     tensor([0.1000, 0.4000])
-    >>> acquisition(probs, "entropy").argmax().item()
-    1
     """
     check_choice("kind", kind, ("entropy", "bald", "variation_ratio"))
     if kind == "entropy":

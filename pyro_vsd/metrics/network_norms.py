@@ -1,6 +1,7 @@
 """Sizes of a layer in the paper's theory: norms of its weight, and the explicit regulariser of its noise."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,8 +30,6 @@ def stable_rank(weight: Array | nn.Module) -> float:
     r"""Number of directions that matter, from 1 to the rank; 0 for a weight of zeros. Lower is better.
 
     .. math:: \|\Theta\|_F^2 / \|\Theta\|_2^2
-
-    :param weight: a weight ``(out, ...)`` or a layer that has one; flattened to ``(out, -1)``.
 
     >>> stable_rank(torch.diag(torch.tensor([3.0, 4.0])))
     1.5625
@@ -76,8 +75,7 @@ def explicit_regularizer(
               = \frac{1}{2B} \sum_b \sum_k (h_b \odot L_{:k})^T H_b (h_b \odot L_{:k}), \quad \Sigma = L L^T
 
     The noise multiplies :math:`h_i`, and :math:`H_i` is the Hessian of an example's loss in it. Positions (tokens,
-    pixels) of an example share its noise. Costs K Hessian-vector products on the whole batch, or ``num_samples`` with
-    draws of the noise in place of the columns of L.
+    pixels) of an example share its noise. Costs K Hessian-vector products on the whole batch, or ``num_samples``.
 
     :param net: a network without noise. Examples must not interact, so put batch normalisation into ``eval``.
     :param layer: the layer, or its name in ``net``.
@@ -86,14 +84,12 @@ def explicit_regularizer(
     :param noise: distribution of the noise, its covariance ``(K, K)``, or the variances ``(K,)`` of independent noise.
     :param on: the noise multiplies the layer's input, or its output before the bias. None takes the output for
         convolutions and the input for all others.
-    :param num_samples: number of draws; None computes the value exactly.
+    :param num_samples: draws of the noise in place of the columns of L; None computes the value exactly.
 
-    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> layer = nn.Linear(2, 1, bias=False)
     >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
-    >>> x, y = torch.tensor([[3.0, 1.0]]), torch.tensor([0.0])
-    >>> explicit_regularizer(
-    ...     layer, layer, lambda out: 0.5 * (out.squeeze(-1) - y) ** 2, x, noise=torch.tensor([0.1, 0.2])
-    ... )  # 0.5 * (0.1 * 9 * 1 + 0.2 * 1 * 4)
+    >>> loss = lambda out: 0.5 * out.squeeze(-1) ** 2
+    >>> explicit_regularizer(layer, layer, loss, torch.tensor([[3.0, 1.0]]), noise=torch.tensor([0.1, 0.2]))
     Estimate(value=0.85..., standard_error=0.0)
     """
     module = net.get_submodule(layer) if isinstance(layer, str) else layer
@@ -103,16 +99,14 @@ def explicit_regularizer(
         check_integer("num_samples", num_samples, 2)  # two for a standard error
     where = on or ("output" if isinstance(module, _CONVOLUTIONS) else "input")
     check_choice("on", where, ("input", "output"))
-    with torch.enable_grad(), _Perturbation(module, where) as perturbation:
+    with torch.enable_grad(), _perturbed(module, where) as found:
         losses = loss(net(*inputs))
-        eta = perturbation.eta
-        if eta is None:
+        if not found:
             raise ValueError("layer did not run when net was called. Check its name.")
+        eta = found[0]
         if losses.shape != eta.shape[:1]:
-            raise ValueError(
-                f"loss must return one loss per example, shape {tuple(eta.shape[:1])}, not {tuple(losses.shape)}. "
-                "Use reduction='none'."
-            )
+            shapes = f"shape ({len(eta)},), not {tuple(losses.shape)}"
+            raise ValueError(f"loss must return one loss per example, {shapes}. Use reduction='none'.")
         (slope,) = torch.autograd.grad(losses.sum(), eta, create_graph=True)
     directions = _directions(noise, eta.detach(), num_samples)
     values = torch.stack([_curvature(slope, eta, direction) for direction in directions])
@@ -129,52 +123,43 @@ def _curvature(slope: Tensor, eta: Tensor, direction: Tensor) -> Tensor:
     return 0.5 * (direction * product).sum() / len(eta)
 
 
-class _Perturbation:
-    """Multiplies a layer's input or output by 1 + eta, with eta ``(B, K)`` at zero, for derivatives in eta."""
+@contextmanager
+def _perturbed(module: nn.Module, on: str) -> Iterator[list[Tensor]]:
+    """Multiplies a layer's input or output by 1 + eta; eta ``(B, K)`` is zero, and in the list after a call."""
+    found: list[Tensor] = []
+    convolution = isinstance(module, _CONVOLUTIONS)
 
-    def __init__(self, module: nn.Module, on: str) -> None:
-        self.eta: Tensor | None = None
-        self.module, self.on = module, on
-
-    def __enter__(self) -> "_Perturbation":
-        if self.on == "input":
-            self.handle = self.module.register_forward_pre_hook(self._before)
-        else:
-            self.handle = self.module.register_forward_hook(self._after)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.handle.remove()
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0] + args[0] * self._noise(args[0]), *args[1:])
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        noise = self._noise(output)
-        bias = getattr(module, "bias", None)
-        return output + noise * (output if bias is None else output - bias.reshape(self._layout(output, 1)))
-
-    def _layout(self, h: Tensor, rows: int) -> tuple[int, ...]:
-        """Shape that puts rows first and units along the channels of a convolution, else last."""
+    def layout(h: Tensor, rows: int) -> tuple[int, ...]:
         middle = [1] * (h.dim() - 2)
-        return (rows, -1, *middle) if isinstance(self.module, _CONVOLUTIONS) else (rows, *middle, -1)
+        return (rows, -1, *middle) if convolution else (rows, *middle, -1)
 
-    def _noise(self, h: Tensor) -> Tensor:
+    def noise(h: Tensor) -> Tensor:
         if h.dim() < 2:
             raise ValueError(f"inputs must be a batch: layer needs shape (B, ..., K), not {tuple(h.shape)}.")
-        if self.eta is None:  # a layer that runs again uses the same noise
-            units = h.shape[1 if isinstance(self.module, _CONVOLUTIONS) else -1]
-            self.eta = h.new_zeros(len(h), units, requires_grad=True)
-        return self.eta.reshape(self._layout(h, len(h)))
+        if not found:  # a layer that runs again uses the same noise
+            found.append(h.new_zeros(len(h), h.shape[1 if convolution else -1], requires_grad=True))
+        return found[0].reshape(layout(h, len(h)))
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] + args[0] * noise(args[0]), *args[1:])
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        bias: Any = getattr(module, "bias", None)
+        return output + noise(output) * (output if bias is None else output - bias.reshape(layout(output, 1)))
+
+    on_input = on == "input"
+    handle = module.register_forward_pre_hook(before) if on_input else module.register_forward_hook(after)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 def _directions(noise: Any, eta: Tensor, num_samples: int | None) -> Iterator[Tensor]:
     """Columns of L with covariance L Lᵀ, the same for every example, or draws for each example, ``(B, K)``."""
     units = noise.shape[-1] if isinstance(noise, Tensor) else noise.event_shape[-1]
     if units != eta.shape[-1]:
-        raise ValueError(
-            f"noise has {units} units, but multiplies {eta.shape[-1]}. Check layer, or choose on='input' or 'output'."
-        )
+        raise ValueError(f"noise has {units} units, but multiplies {eta.shape[-1]}. Check layer and on.")
     if num_samples is not None and not isinstance(noise, Tensor):  # never forms the covariance
         for _ in range(num_samples):
             yield (noise.sample(eta.shape[:1]) - noise.mean).to(eta)

@@ -33,8 +33,7 @@ def ood(inside: Classes, outside: Classes, score: Score = "max_probability") -> 
     :param outside: prediction on out-of-distribution inputs.
     :param score: what the rows are ranked by; the entropies with a minus sign.
 
-    >>> sure, unsure = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[0.5, 0.5], [0.6, 0.4]])
-    >>> ood(sure, unsure)["auroc"]
+    >>> ood(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[0.5, 0.5], [0.6, 0.4]]))["auroc"]
     1.0
     """
     return detection(ood_score(inside, score), ood_score(outside, score))
@@ -110,11 +109,9 @@ def _average_precision(tp: Tensor, fp: Tensor) -> float:
 
 @metric("detection", "higher", compute=_average_precision)
 def aupr_in(inside: Array, outside: Array) -> float:
-    r"""Average precision in finding in-distribution rows. Higher is better.
+    r"""Average precision in finding in-distribution rows. Higher is better; a random score gets their share.
 
     .. math:: \sum_k (R_k - R_{k-1}) P_k
-
-    A random score gets the share of in-distribution rows: compare at equal set sizes.
 
     >>> aupr_in(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 3.0]))
     0.8333333333333333
@@ -122,19 +119,19 @@ def aupr_in(inside: Array, outside: Array) -> float:
     return _average_precision(*_accepted(inside, outside))
 
 
-def _from_the_other_end(tp: Tensor, fp: Tensor) -> float:
+def _aupr_out(tp: Tensor, fp: Tensor) -> float:
     # what is not accepted as inside is found as outside
     return _average_precision((fp[-1] - fp).flip(0), (tp[-1] - tp).flip(0))
 
 
-@metric("detection", "higher", compute=_from_the_other_end)
+@metric("detection", "higher", compute=_aupr_out)
 def aupr_out(inside: Array, outside: Array) -> float:
     """Average precision in finding out-of-distribution rows, by the negative score. Higher is better.
 
     >>> aupr_out(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 3.0]))
     0.8333333333333333
     """
-    return _average_precision(*_accepted(-vector("outside", outside), -vector("inside", inside)))
+    return _aupr_out(*_accepted(inside, outside))
 
 
 def roc_curve(inside: Array, outside: Array) -> ROC:

@@ -39,7 +39,7 @@ def log_likelihood(prediction: Prediction, y: Array) -> float:
 
     .. math:: \frac1N \sum_n \log \frac1S \sum_s p(y_n \mid x_n, W_s)
 
-    Few samples bias it downwards, most where the noise is small: compare methods with the same number.
+    Few samples bias it downwards: compare methods with the same number.
 
     >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
     >>> round(log_likelihood(prediction, torch.zeros(2)), 4)
@@ -56,8 +56,7 @@ def crps(prediction: Prediction, y: Array) -> float:
 
     .. math:: \int (F(t) - 1[t \ge y])^2 dt = E|Y - y| - \tfrac12 E|Y - Y'|
 
-    Computed for the Gaussian mixture itself, not for draws from it, exact to rounding. For a certain prediction it is
-    the absolute error.
+    Of the Gaussian mixture itself, exact to rounding. For a certain prediction it is the absolute error.
 
     >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 1), torch.tensor(1.0))
     >>> round(crps(prediction, torch.zeros(1)), 4)
@@ -87,8 +86,7 @@ def calibration_error(prediction: Prediction, y: Array, num_levels: int = 99) ->
     .. math:: \frac1L \sum_{p} \Bigl|\frac1N \sum_n 1[F_n(y_n) \le p] - p\Bigr|, \qquad
               p = \tfrac1{L+1}, \dots, \tfrac L{L+1}
 
-    A share p of the targets must lie below a correct quantile of level p, so the error sees predictions that are too
-    narrow, too wide or shifted.
+    It sees predictions that are too narrow, too wide or shifted.
 
     >>> prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
     >>> round(calibration_error(prediction, torch.tensor([9.0, 9.0])), 4)
@@ -112,15 +110,12 @@ def _row_log_likelihood(prediction: Prediction, y: Array) -> Tensor:
     if not len(prediction):
         raise ValueError("prediction is empty: it has no rows.")
     rows = prediction.log_prob(y)
-    if bool(rows.isnan().any()):
-        raise ValueError(
-            f"the log-density is NaN in {int(rows.isnan().sum())} of {len(rows)} rows. Check prediction and y for NaN."
-        )
+    if num := int(rows.isnan().sum()):
+        raise ValueError(f"the log-density is NaN in {num} of {len(rows)} rows. Check prediction and y for NaN.")
     return rows
 
 
 def _row_cdf(prediction: Prediction, y: Array, needs: str) -> Tensor:
-    """Predictive probability of a value below each target, shaped as y."""
     checked = _gaussians(prediction, needs)
     return checked.cdf(targets(checked.mean, y))
 
@@ -133,7 +128,7 @@ def _inside(cdf: Tensor, level: float) -> Tensor:
 
 
 def _below_levels(cdf: Tensor, num_levels: int) -> Tensor:
-    """Number of targets at or below each predicted quantile, ``(L,)``."""
+    """Targets at or below each predicted quantile, ``(L,)``."""
     check_integer("num_levels", num_levels, 1)
     levels = torch.arange(1, num_levels + 1, dtype=cdf.dtype, device=cdf.device) / (num_levels + 1)
     return torch.bincount(torch.bucketize(cdf.flatten(), levels), minlength=num_levels + 1)[:-1].cumsum(0)

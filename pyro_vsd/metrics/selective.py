@@ -25,6 +25,10 @@ class RiskCoverage(NamedTuple):
 
     A row is kept where its score is at least the threshold. Rows of equal score are kept or rejected together, so the
     order of rows does not matter. The last point keeps all rows.
+
+    >>> curve = RiskCoverage(torch.tensor([0.5, 1.0]), torch.tensor([0.0, 0.25]), torch.tensor([0.9, 0.6]))
+    >>> curve.at(0.8), curve.within(0.1)
+    ((1.0, 0.25, 0.6), (0.5, 0.0, 0.9))
     """
 
     coverage: Tensor
@@ -32,25 +36,14 @@ class RiskCoverage(NamedTuple):
     threshold: Tensor
 
     def at(self, coverage: float) -> tuple[float, float, float]:
-        """Coverage, risk and threshold at the smallest coverage of at least this share of rows.
-
-        >>> curve = RiskCoverage(torch.tensor([0.5, 1.0]), torch.tensor([0.0, 0.25]), torch.tensor([0.9, 0.6]))
-        >>> curve.at(0.8)
-        (1.0, 0.25, 0.6)
-        """
+        """Coverage, risk and threshold at the smallest coverage of at least this share of rows."""
         if not 0 < coverage <= 1:
             raise ValueError(f"coverage must be above 0 and at most 1, not {coverage}.")
         # a share such as 0.3 of 10 rows may round to either side
-        index = int((self.coverage < coverage * (1 - 1e-12)).sum())
-        return self._point(index)
+        return self._point(int((self.coverage < coverage * (1 - 1e-12)).sum()))
 
     def within(self, risk: float) -> tuple[float, float, float]:
-        """Coverage, risk and threshold at the largest coverage with at most this risk.
-
-        >>> curve = RiskCoverage(torch.tensor([0.5, 1.0]), torch.tensor([0.0, 0.25]), torch.tensor([0.9, 0.6]))
-        >>> curve.within(0.1)
-        (0.5, 0.0, 0.9)
-        """
+        """Coverage, risk and threshold at the largest coverage with at most this risk."""
         good = (self.risk <= risk).nonzero().flatten()
         if not len(good):
             raise ValueError(f"risk={risk} is below the smallest risk of the curve, {float(self.risk.min()):.4g}.")
@@ -97,9 +90,7 @@ def aurc(prediction: Classes, y: Array, *, score: Certainty | None = None, loss:
     .. math:: \frac1N \sum_{k=1}^N R_k
 
     :math:`R_k` is the mean loss of the k most certain rows (Geifman, Uziel and El-Yaniv, 2019), averaged over all
-    orders of rows with equal scores. A random score gets the mean loss of all rows. A perfect one does not reach zero:
-    the rows with a loss come last, but they come.
-
+    orders of rows with equal scores. A random score gets the mean loss of all rows; a perfect one does not reach zero.
     The parameters are those of :func:`risk_coverage`.
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4]])
@@ -150,10 +141,7 @@ def _losses(prediction: Classes, y: Array, loss: Loss | None) -> Tensor:
     """Loss of every row, ``(N,)``."""
     if loss is not None:
         if not callable(loss):
-            raise TypeError(
-                f"loss must be a function of prediction and y that returns one loss per row, not {loss!r}. For the "
-                "negative log-likelihood use loss=lambda prediction, y: -prediction.log_prob(y)."
-            )
+            raise TypeError(f"loss must be a function of prediction and y that returns one loss per row, not {loss!r}.")
         return vector("loss", loss(prediction, y), _num_rows(prediction))
     if has_classes(prediction):
         return 1 - correct(*labelled(prediction, y))

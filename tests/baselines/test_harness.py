@@ -15,8 +15,9 @@ from pyro_vsd.baselines import METHODS, Method, make_method
 FOLDER = Path(inspect.getfile(Method)).parent
 # Files of the folder that hold what methods share, not a method.
 SHARED = {"__init__", "protocol", "layers"}
-# Presets of a method live in its file.
-PRESETS = dict.fromkeys(["vsd_low_rank", "vsd_hierarchical", "ard_vd", "ard_vd_hierarchical"], "vsd")
+# Variants of a method live in its file.
+VARIANTS = dict.fromkeys(["vsd_low_rank", "vsd_hierarchical", "ard_vd", "ard_vd_hierarchical"], "vsd")
+VARIANTS["bbb_lrt"] = "bbb"
 # Methods whose posterior is defined for Linear layers alone.
 LINEAR_ONLY = {"vmg", "slang"}
 ONE_NETWORK = {"map"}
@@ -175,12 +176,12 @@ def test_two_of_a_kind_share_nothing(trained):
 
 def test_every_file_is_a_method_and_every_method_a_file():
     files = {path.stem for path in FOLDER.glob("*.py")} - SHARED
-    assert files == {PRESETS.get(name, name) for name in METHODS}
+    assert files == {VARIANTS.get(name, name) for name in METHODS}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method_lives_in_its_own_file(name):
-    assert METHODS[name].__module__ == f"pyro_vsd.baselines.{PRESETS.get(name, name)}"
+    assert METHODS[name].__module__ == f"pyro_vsd.baselines.{VARIANTS.get(name, name)}"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -30,7 +30,8 @@ def test_outer_products():
 @pytest.fixture(params=[1, 3, 9])
 def optimizer(request):
     """Nine numbers in two parameters, with a precision in full swing."""
-    optimizer = SLANGOptimizer([nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3))], 0.1, request.param, 2.0)
+    means = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3))]
+    optimizer = SLANGOptimizer(means, 0.1, request.param, 2.0, 0.02, 0.9, 0.05)
     state = optimizer.state[optimizer._means()[0]]
     state["factor"], state["diagonal"] = torch.randn(request.param, 9), torch.rand(9) + 0.5
     return optimizer

@@ -107,6 +107,16 @@ def test_stream_of_regression_batches_equals_all_at_once(shape):
     assert stream.compute().to_dict() == pytest.approx(report(prediction, y, level=0.8).to_dict(), rel=1e-10)
 
 
+def test_merged_streams_are_one_stream_of_all_batches():
+    (prediction, y), (outside, _) = classes(), classes(40, 0.5)
+    whole, parts = Stream(), [Stream(), Stream(), Stream()]  # the last one sees no batch
+    for part, rows in zip(parts, (slice(0, 50), slice(50, 120)), strict=False):
+        for stream in (whole, part):
+            stream.update(rows_of(prediction, rows), y[rows])
+            stream.update_ood(outside)
+    assert Stream.merged(parts).compute().to_dict() == whole.compute().to_dict()
+
+
 def test_plain_probabilities_have_no_mutual_information():
     prediction, y = classes()
     assert "mutual_information" not in report(prediction.probs, y).to_dict()
