@@ -12,7 +12,7 @@ from torch.func import functional_call
 from pyro_vsd._utils import base_distribution, check_choice, check_integer
 from pyro_vsd.baselines.protocol import KLWeight, Method
 from pyro_vsd.distributions.layers import Layer, layer_of
-from pyro_vsd.nn.network import candidates, select
+from pyro_vsd.nn.bayesian_network import candidates, select
 
 __all__ = ["LayerwiseMethod", "NaturalGradientMethod", "RandomLayer", "chosen_layers", "linear_map", "recorded"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pyro_vsd.baselines.map import MAP
 from pyro_vsd.baselines.protocol import gaussian_penalty
-from pyro_vsd.nn.network import candidates, select
+from pyro_vsd.nn.bayesian_network import candidates, select
 
 __all__ = ["MCDropout"]
 

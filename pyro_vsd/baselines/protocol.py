@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pyro_vsd._utils import check_choice, check_integer, evaluation_mode, num_rows, take_rows
 from pyro_vsd.infer import predict as predict_by_guide
 from pyro_vsd.nn import Classifier, ObservationModel, Regressor
-from pyro_vsd.nn.network import Selector
+from pyro_vsd.nn.bayesian_network import Selector
 from pyro_vsd.prediction import Prediction
 from pyro_vsd.prediction.base import check_labels, check_target
 from pyro_vsd.prediction.collect import Collector, make_collector

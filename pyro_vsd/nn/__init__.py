@@ -1,8 +1,8 @@
 """Making networks Bayesian: priors, observation models, and the networks of the paper."""
 
+from pyro_vsd.nn.bayesian_network import BayesianNetwork, bayesianize
 from pyro_vsd.nn.export import PrunedNetwork, mean_network, prune, rank_units
 from pyro_vsd.nn.likelihoods import BinaryClassifier, Classifier, ObservationModel, Regressor
-from pyro_vsd.nn.network import BayesianNetwork, bayesianize
 from pyro_vsd.nn.networks import alexnet, convnet, lenet5, mlp, preresnet110, resnet18, xavier_uniform_
 from pyro_vsd.nn.priors import GaussianPrior, HierarchicalPrior, Prior
 

@@ -8,8 +8,8 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_vsd._utils import check_positive
+from pyro_vsd.nn.bayesian_network import BayesianNetwork
 from pyro_vsd.nn.likelihoods import ObservationModel
-from pyro_vsd.nn.network import BayesianNetwork
 
 __all__ = ["PrunedNetwork", "mean_network", "prune", "rank_units"]
 

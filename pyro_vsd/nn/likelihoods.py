@@ -15,7 +15,7 @@ from torch.distributions import constraints
 
 from pyro_vsd._utils import base_constraint, check_choice, check_integer, check_positive
 from pyro_vsd.distributions.lazy_weight import ParticleTensor
-from pyro_vsd.nn.network import BayesianNetwork
+from pyro_vsd.nn.bayesian_network import BayesianNetwork
 
 __all__ = ["BinaryClassifier", "Classifier", "ObservationModel", "Regressor"]
 
