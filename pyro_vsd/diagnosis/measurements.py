@@ -90,7 +90,7 @@ def _starts(model: Any, guide: Any) -> dict[str, Tensor]:
     """The initial Θ, where the model knows it; a zero start has no scale to compare with."""
     if not hasattr(model, "latent_sites") or guide.init_loc_fn is not None:
         return {}
-    inits = {name: getattr(prior, "init", None) for name, prior in model.latent_sites().items()}
+    inits = {name: site["infer"].get("vsd", {}).get("init") for name, site in model.latent_sites().items()}
     return {name: init.detach().double() for name, init in inits.items() if init is not None and bool(init.any())}
 
 
