@@ -27,7 +27,7 @@ def reliability(
 ) -> Axes:
     """Accuracy against confidence, in bins, with 95 % Wilson intervals; below the diagonal a model is too sure.
 
-    One prediction is drawn as bars with its gaps to the mean confidence, several as lines.
+    One prediction is drawn as bars with its gaps to the confidence, several as lines.
 
     :param prediction: one, in any form the metrics take, or several by name, on the same inputs.
     :param y: labels, ``(N,)``.
@@ -171,8 +171,7 @@ def risk_coverage(
         )  # fmt: skip
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0 if axes.get_ylim()[1] > 0 else None)
-    what = "error rate" if all(map(has_classes, series.values())) else "squared error"
-    what = "loss" if loss is not None else what
+    what = "loss" if loss else "error rate" if all(map(has_classes, series.values())) else "squared error"
     return finish(axes, "coverage (share of rows kept)", f"{what} of the rows kept")
 
 
@@ -189,9 +188,8 @@ def _largest_entropy(series: Mapping[str, Classes]) -> float:
 
 def _thin(points: Tensor) -> Tensor:
     """At most ``_MAX_POINTS`` of the points, evenly spaced, with the first and the last."""
-    if len(points) <= _MAX_POINTS:
-        return points
-    return points[torch.linspace(0, len(points) - 1, _MAX_POINTS, dtype=torch.float64).round().long()]
+    number = min(len(points), _MAX_POINTS)
+    return points[torch.linspace(0, len(points) - 1, number, dtype=torch.float64).round().long()]
 
 
 def _wilson(share: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
