@@ -55,8 +55,7 @@ def band(
     axes.plot(at, centre, color=main.colour, linewidth=1.8, label="mean")
     if part == "total":
         for sign, label in ((1, f"±{num_sigmas} σ epistemic"), (-1, "_lower")):
-            edge = centre + sign * num_sigmas * own
-            axes.plot(at, edge, color=second.colour, linestyle=second.line, linewidth=1.2, label=label)
+            axes.plot(at, centre + sign * num_sigmas * own, label=label, **second.stroke(1.2))
     if data is not None:
         points = (array(_column("data", to_tensor(values, name="data"))) for values in data)
         axes.plot(*points, "k.", markersize=4, label="data", zorder=3)

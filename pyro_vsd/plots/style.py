@@ -28,6 +28,10 @@ class Look(NamedTuple):
     marker: str
     hatch: str
 
+    def stroke(self, width: float = 1.6) -> dict[str, Any]:
+        """Options of a line."""
+        return {"color": self.colour, "linestyle": self.line, "linewidth": width}
+
 
 def look(index: int) -> Look:
     """The look of the series of that index."""

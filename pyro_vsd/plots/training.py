@@ -51,7 +51,7 @@ def elbo_terms(
         if window > 1:
             axes.plot(steps, values, color=style.colour, linewidth=0.5, alpha=0.3, label="_values")
         means = np.convolve(values, np.full(window, 1 / window), "valid")
-        axes.plot(steps[window - 1 :], means, color=style.colour, linestyle=style.line, linewidth=width, label=name)
+        axes.plot(steps[window - 1 :], means, label=name, **style.stroke(width))
     if min(min(values) for values in lines.values()) > 0:
         axes.set_yscale("log")
     return finish(axes, "step", "nats, full data")
