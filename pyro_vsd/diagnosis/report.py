@@ -93,7 +93,7 @@ class Diagnosis:
         if values["log_likelihood"] is None:
             return [head]
         labels = {"log_likelihood": "log-likelihood", "constant": "of a constant prediction", "kl": "KL"}
-        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight of equal parts"}
+        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight that balances"}
         lines = [f"{label:<28}{_text(values[name], '.4f'):>10}" for name, label in labels.items()]
         return [head, f"{'nats per row':<28}{'value':>10}", *lines]
 
