@@ -74,19 +74,13 @@ class _Estimator(BaseEstimator):
     # ---- training
 
     def _train(self, X: NDArray[Any], y: Tensor, num_outputs: int, make_model: Callable[..., Any], strata: Any) -> None:
-        """Makes and trains the network. Sets ``guide_`` last: a fit that fails leaves an estimator that is not fitted.
-
-        :param y: targets in the form that the model takes.
-        :param strata: classes to split by, or ``None``.
-        """
+        """Makes and trains the network. ``strata``: classes to split by, or ``None``."""
         sizes, prior, dtype = self._check_settings()
         self.scaler_ = StandardScaler().fit(X) if self.standardize else None
         x, random = self._inputs(X), check_random_state(self.random_state)
         seed, split_seed = (int(random.randint(2**31 - 1)) for _ in range(2))
-        y = y.to(self.device)
-        train, validation = (x, y), None
-        if self.early_stopping is not None:
-            train, validation = self._split(x, y, split_seed, strata)
+        data = (x, y.to(self.device))
+        train, validation = (data, None) if self.early_stopping is None else self._split(*data, split_seed, strata)
         rows = len(train[0])
         auto = self.batch_size == "auto"
         with isolated(seed):
@@ -111,8 +105,8 @@ class _Estimator(BaseEstimator):
                 seed=seed,
             )
         if history.stopped == "interrupt":
-            # Otherwise a search over many fits would continue with the next one.
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # otherwise a search over many fits would continue with the next one
+        # last: a fit that fails leaves an estimator that is not fitted
         self.model_, self.guide_, self.history_, self.seed_ = model, guide, history, seed
 
     def _split(self, x: Tensor, y: Tensor, seed: int, strata: Any) -> tuple[Any, Any]:
@@ -122,17 +116,15 @@ class _Estimator(BaseEstimator):
                 f"early_stopping needs rows for training and for validation; n_samples={len(x)} with "
                 f"validation_fraction={self.validation_fraction} leaves none for one of them. Use early_stopping=None."
             )
-        rows = np.arange(len(x))
         # A class with too few rows cannot be split evenly.
         if strata is not None and (np.bincount(strata).min() < 2 or held_out < strata.max() + 1):
             strata = None
-        train, held = train_test_split(rows, test_size=held_out, random_state=seed, stratify=strata)
+        train, held = train_test_split(np.arange(len(x)), test_size=held_out, random_state=seed, stratify=strata)
         return (x[train], y[train]), (x[held], y[held])
 
     def _check_settings(self) -> tuple[list[int], Prior, torch.dtype]:
         """Checks what the library's own parts do not check, and looks up names."""
-        sizes: Any = self.hidden_layer_sizes
-        sizes = list(sizes) if isinstance(sizes, Iterable) else [sizes]
+        sizes = self.hidden_layer_sizes if isinstance(self.hidden_layer_sizes, Iterable) else [self.hidden_layer_sizes]
         for size in sizes:
             check_integer("hidden_layer_sizes", size, 1)
         check_choice("activation", self.activation, list(ACTIVATIONS))
@@ -161,10 +153,10 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self, "guide_")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         # One noise vector for all rows of a sample: the prediction of a row does not depend on the others.
+        options: dict[str, Any] = {"coherent": True, "keep_samples": keep_samples, "progress": False}
+        options |= {"num_samples": self.num_samples, "seed": self.seed_}
         with isolated(self.seed_):
-            options: dict[str, Any] = {"coherent": True, "keep_samples": keep_samples, "progress": False}
-            model, guide, x = self.model_, self.guide_, self._inputs(X)
-            return predict(model, guide, x, num_samples=self.num_samples, seed=self.seed_, **options)
+            return predict(self.model_, self.guide_, self._inputs(X), **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -177,9 +169,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
 
     .. math:: y_n \sim \mathcal N(f_W(x_n), \sigma^2), \qquad W \sim \text{structured dropout}
 
-    Targets are standardised inside; predictions are in their own units. They are means over ``num_samples`` sampled
-    networks, the same ones at each call, so the prediction of a row depends on that row alone. Pyro's parameter store
-    and torch's generators are left as they are.
+    Targets are standardised inside; predictions are in their own units, means over ``num_samples`` sampled networks,
+    the same ones at each call. Pyro's parameter store and torch's generators are left as they are.
 
     :param hidden_layer_sizes: units of each hidden layer; ``()`` is a linear model.
     :param noise: σ, in units of the targets' standard deviation: a number, ``"learned"``, ``"latent"`` or
@@ -244,10 +235,9 @@ class VSDRegressor(RegressorMixin, _Estimator):
     def fit(self, X: Any, y: Any) -> "VSDRegressor":
         """Trains on inputs ``(N, F)`` and targets ``(N,)`` or ``(N, D)``."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
-        y = np.asarray(y, dtype=np.float64)
-        self.target_scaler_ = StandardScaler().fit(y.reshape(len(y), -1))
-        self.target_ndim_ = y.ndim
-        scaled = self.target_scaler_.transform(y.reshape(len(y), -1))
+        columns = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+        self.target_scaler_, self.target_ndim_ = StandardScaler().fit(columns), y.ndim
+        scaled = self.target_scaler_.transform(columns)
         D = scaled.shape[1]
         target = torch.tensor(scaled if D > 1 else scaled[:, 0])
         separate = D if D > 1 and self.noise in ("learned", "latent") else None
@@ -275,8 +265,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predictive means, shaped as the targets; with ``return_std`` also the standard deviations, noise included."""
         found = self._in_own_units(X, keep_samples=False)
-        mean, std = (self._as_targets(moment) for moment in (found.mean, found.stddev))
-        return (mean, std) if return_std else mean
+        mean = self._as_targets(found.mean)
+        return (mean, self._as_targets(found.stddev)) if return_std else mean
 
     def predict_quantiles(self, X: Any, quantiles: Any) -> NDArray[Any]:
         """Quantiles of the predictive distribution, noise included: the targets' shape with ``(Q,)`` in front."""
@@ -285,13 +275,13 @@ class VSDRegressor(RegressorMixin, _Estimator):
 
     def predict_interval(self, X: Any, level: float = 0.95) -> tuple[NDArray[Any], NDArray[Any]]:
         """The central interval ``(lower, upper)`` that holds the target with probability ``level``."""
-        lower, upper = (self._as_targets(bound) for bound in self.predictive(X).interval(level))
-        return lower, upper
+        lower, upper = self.predictive(X).interval(level)
+        return self._as_targets(lower), self._as_targets(upper)
 
     def _as_targets(self, values: Tensor) -> NDArray[Any]:
         """In the shape of the targets: a single output was ``(N,)`` or ``(N, 1)``."""
         column = self.target_ndim_ == 2 and len(self.target_scaler_.mean_) == 1
-        return _numpy(values.unsqueeze(-1) if column else values)
+        return (values.unsqueeze(-1) if column else values).numpy(force=True)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -333,9 +323,7 @@ class VSDClassifier(ClassifierMixin, _Estimator):
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Mean probabilities ``(N, C)``, columns as in ``classes_``."""
-        found = self._predict(X, keep_samples=False)
-        assert isinstance(found, ClassificationPrediction)
-        return _numpy(found.probs)
+        return self._predict(X, keep_samples=False).mean.numpy(force=True)
 
     def predict_log_proba(self, X: Any) -> NDArray[Any]:
         """Logarithms of :meth:`predict_proba`."""
@@ -344,19 +332,12 @@ class VSDClassifier(ClassifierMixin, _Estimator):
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable classes ``(N,)``."""
         best = self.predict_proba(X).argmax(1)  # first: it raises if the estimator is not fitted
-        found: NDArray[Any] = self.classes_[best]
-        return found
+        return np.asarray(self.classes_[best])
 
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """A seed and an empty parameter store inside; torch's generators and Pyro's store as before afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with _LOCK, torch.random.fork_rng(devices=devices), pyro.get_param_store().scope():
+    with _LOCK, torch.random.fork_rng(devices=range(torch.cuda.device_count())), pyro.get_param_store().scope():
         torch.manual_seed(seed)
         yield
-
-
-def _numpy(value: Tensor) -> NDArray[Any]:
-    found: NDArray[Any] = value.detach().cpu().numpy()
-    return found

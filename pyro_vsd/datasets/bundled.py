@@ -15,7 +15,7 @@ _TEST_EVERY = 5
 def digits(*, flatten: bool = True, dtype: torch.dtype | None = None) -> tuple[Data, Data]:
     """Handwritten digits, 8 × 8 pixels in [0, 1], ten classes: 1442 training and 355 test images.
 
-    In each class, in the order they are stored, every fifth image is a test image.
+    In each class every fifth image is a test image.
 
     :param flatten: rows of 64 pixels; otherwise images of shape ``(1, 8, 8)``.
     :param dtype: of the images; torch's default if not given.
@@ -28,9 +28,7 @@ def digits(*, flatten: bool = True, dtype: torch.dtype | None = None) -> tuple[D
     """
     pixels, labels = _sklearn_datasets().load_digits(return_X_y=True)
     x = torch.from_numpy(pixels).to(dtype or torch.get_default_dtype()) / 16  # counts from 0 to 16
-    y = torch.from_numpy(labels).long()
-    if not flatten:
-        x = x.reshape(-1, 1, 8, 8)
+    x, y = x if flatten else x.reshape(-1, 1, 8, 8), torch.from_numpy(labels).long()
     is_test = torch.zeros(len(y), dtype=torch.bool)
     for label in range(10):
         is_test[(y == label).nonzero().squeeze(-1)[_TEST_EVERY - 1 :: _TEST_EVERY]] = True

@@ -39,10 +39,8 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
 
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y):
-            raise ValueError(
-                f"x and y must have the same first dimension; their shapes are {tuple(self.x.shape)} and "
-                f"{tuple(self.y.shape)}."
-            )
+            shapes = f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
+            raise ValueError(f"x and y must have the same first dimension; their shapes are {shapes}.")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -71,12 +69,10 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass over the data in batches ``(x, y)``, in a new order each time.
 
-        Their sizes differ by at most one row: N rows make ``ceil(N / size)`` batches. A short last batch would give
-        each of its rows far too much weight.
+        Their sizes differ by at most one row: a short last batch would give each of its rows far too much weight.
 
         :param size: the largest number of rows in a batch.
-        :param seed: of the order. Without it the order comes from torch's global generator, which
-            ``torch.manual_seed`` sets.
+        :param seed: of the order; without it the order comes from torch's global generator.
         :param shuffle: whether to shuffle; without, rows come as they are stored.
         :param drop_last: batches of exactly ``size`` rows; the rows that are left over are dropped.
 
@@ -90,13 +86,13 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return self._batches(split_rows(len(self) // size * size if drop_last else len(self), size), seed, shuffle)
 
     def _batches(self, parts: list[slice], seed: int | None, shuffle: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        if not shuffle:
-            yield from ((self.x[part], self.y[part]) for part in parts)
-            return
-        # On the CPU, so that a seed gives the same order on every device.
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(self), generator=generator).to(self.x.device)
-        yield from ((self.x[order[part]], self.y[order[part]]) for part in parts)
+        order = None
+        if shuffle:  # on the CPU, so that a seed gives the same order on every device
+            generator = None if seed is None else torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self), generator=generator).to(self.x.device)
+        for part in parts:
+            rows = part if order is None else order[part]
+            yield self.x[rows], self.y[rows]
 
     def to(
         self, device: torch.device | str | int | torch.dtype | None = None, dtype: torch.dtype | None = None
@@ -124,14 +120,13 @@ def standardized(
     :param y: targets, ``(N,)``.
     """
     dtype = dtype or torch.get_default_dtype()
-    x, y = x.double(), y.double()
-    x_mean, x_std = x[train_rows].mean(0), _positive_std(x[train_rows])
-    y_mean, y_std = y[train_rows].mean(0), _positive_std(y[train_rows])
-    x, y = ((x - x_mean) / x_std).to(dtype), ((y - y_mean) / y_std).to(dtype)
-    train, test = (Data(x[rows], y[rows], y_mean.item(), y_std.item()) for rows in (train_rows, test_rows))
+
+    def scaled(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values = values.double()
+        mean, std = values[train_rows].mean(0), values[train_rows].std(0, correction=0)
+        std = torch.where(std > 0, std, torch.ones_like(std))
+        return ((values - mean) / std).to(dtype), mean, std
+
+    x, (y, mean, std) = scaled(x)[0], scaled(y)
+    train, test = (Data(x[rows], y[rows], mean.item(), std.item()) for rows in (train_rows, test_rows))
     return train, test
-
-
-def _positive_std(rows: Tensor) -> Tensor:
-    std = rows.std(0, correction=0)
-    return torch.where(std > 0, std, torch.ones_like(std))

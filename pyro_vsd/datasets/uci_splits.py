@@ -51,14 +51,11 @@ def uci(name: str, root: str | Path, split: int = 0, *, dtype: torch.dtype | Non
     if not 0 <= split < num_splits:
         raise ValueError(f"split={split} does not exist: {name!r} has the splits 0 to {num_splits - 1}.")
 
+    def indices(part: str) -> torch.Tensor:
+        # Some of the published files write the numbers as floats.
+        return torch.from_numpy(np.loadtxt(folder / f"index_{part}.txt", ndmin=1).astype(np.int64))
+
     table = torch.from_numpy(np.loadtxt(folder / "data.txt", ndmin=2))
-    features = _indices(folder / "index_features.txt")
-    (target,) = _indices(folder / "index_target.txt")
-    train_rows = _indices(folder / f"index_train_{split}.txt")
-    test_rows = _indices(folder / f"index_test_{split}.txt")
-    return standardized(table[:, features], table[:, target], train_rows, test_rows, dtype)
-
-
-def _indices(path: Path) -> torch.Tensor:
-    # Some of the published files write the numbers as floats.
-    return torch.from_numpy(np.loadtxt(path, ndmin=1).astype(np.int64))
+    (target,) = indices("target")
+    x, y = table[:, indices("features")], table[:, target]
+    return standardized(x, y, indices(f"train_{split}"), indices(f"test_{split}"), dtype)

@@ -94,17 +94,14 @@ def _load(name: str, root: str | Path, download: bool, flatten: bool, dtype: tor
     import torchvision.datasets
 
     by_split = name in ("SVHN", "STL10")
-    make = getattr(torchvision.datasets, name)
     halves = []
     for half in ({"split": "train"}, {"split": "test"}) if by_split else ({"train": True}, {"train": False}):
         try:
-            files = make(str(root), download=download, **half)
+            files = getattr(torchvision.datasets, name)(str(root), download=download, **half)
         except (RuntimeError, FileNotFoundError) as error:
-            raise FileNotFoundError(
-                f"root={str(root)!r} does not hold all files of {name}, unaltered. Pass download=True, or the folder "
-                f"that torchvision.datasets.{name} reads."
-                + (" To read the test half alone, pass test_only=True." if name == "CIFAR100" else "")
-            ) from error
+            text = f"root={str(root)!r} does not hold all files of {name}, unaltered. Pass download=True, or the folder"
+            hint = " To read the test half alone, pass test_only=True." if name == "CIFAR100" else ""
+            raise FileNotFoundError(f"{text} that torchvision.datasets.{name} reads.{hint}") from error
         images = np.asarray(files.data)
         if not by_split:
             images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)  # stored with channels last

@@ -60,11 +60,9 @@ def best_covariance(A: Tensor, strength: float, *, tolerance: float = 1e-7, max_
     The fixed point of :math:`\Sigma^{-1} = A/c + \operatorname{diag}(1/(1+\Sigma_{ii}))`, a Laplace-like posterior.
     Each step minimises a bound that touches F from above (the tangent of :math:`\log(1 + \Sigma_{ii})`), so F never
     rises; steps are extrapolated where that lowers F further. Some ten steps of O(K³) each; ``A`` may have any rank.
+    A guide needs T = K - 1 reflections to reach the result exactly.
 
-    Its eigenvalues are the noise variances and its eigenvectors the rotation; a guide needs T = K - 1 reflections to
-    reach it exactly.
-
-    :param A: curvature ``(K, K)``, see :func:`pyro_vsd.diagnosis.curvature`.
+    :param A: curvature ``(K, K)``.
     :param strength: c > 0.
     :param tolerance: the last step lowers F by less than this times c K.
 

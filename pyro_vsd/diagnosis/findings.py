@@ -16,14 +16,12 @@ _WORTH = 0.02
 # The share of rows that drop_last may leave out.
 _SLACK = 0.01
 # The loss is steep if a step of 1 % of Θ gains more than this share of the information in a target. On digits (0.023
-# nats) such a step gains 0.03 nats after one epoch, 0.018 after 30 at a constant rate, and 0.005 at the end of a
-# schedule.
+# nats) such a step gains 0.03 nats after one epoch, and 0.005 at the end of a schedule.
 _STEEP = 0.01
 # Rows needed to see that. A classifier of digits at the end of its schedule was called unfinished in 1 of 20 samples of
 # 200 rows, in 4 of 100, in 8 of 50.
 _ENOUGH = 200
-# Spurious notes in 40 diagnoses, by number of rows: 31 (10 rows), 16 (20), 5 (30), 3 (50). The log-likelihood varies by
-# 0.2 to 0.3 nats per row with 10 rows, by 0.1 to 0.15 with 30.
+# Spurious notes in 40 diagnoses, by number of rows: 31 (10 rows), 16 (20), 5 (30), 3 (50).
 _FEW = 30
 # Overfitting: held-out rows are worse than training rows by this share of the information in a target, plus two
 # standard errors. Regressions of 100 rows had a gap of 0.2 nats at their best held-out score and of 6 at the end;
@@ -86,12 +84,7 @@ def data_findings(
 
 
 def row_findings(name: str, seen: int, more: bool) -> list[Finding]:
-    """Are there enough rows for reliable numbers?
-
-    :param name: the argument they came from.
-    :param seen: rows that were used.
-    :param more: whether there are others.
-    """
+    """Are there enough rows for reliable numbers? ``more``: whether the argument ``name`` has others."""
     if seen >= _FEW:
         return []
     advice = "raise num_rows" if more else "treat the numbers as rough"
@@ -101,34 +94,26 @@ def row_findings(name: str, seen: int, more: bool) -> list[Finding]:
 
 def site_findings(name: str, site: dict[str, Any], objective: Objective, overfitted: bool = False) -> list[Finding]:
     """Findings about one weight."""
-    slope = objective.slopes.get(name)
-    return [
-        *_noise_findings(name, site),
-        *_theta_findings(name, site, slope),
-        *_gain_findings(name, site, objective, overfitted),
-    ]
+    found = _noise_findings(name, site) + _theta_findings(name, site, objective.slopes.get(name))
+    return found + (_gain_findings(name, site, objective, overfitted) if site.get("gain") else [])
 
 
 def _noise_findings(name: str, site: dict[str, Any]) -> list[Finding]:
     found = []
-    units, median = site["K"], site["alpha"]["median"]
-
-    def of_units(share: float) -> str:
-        return f"{round(share * units)} of {units} units have a noise variance alpha"
-
-    if site["collapsed"] > 0.5:
+    units, median, collapsed, exploded = site["K"], site["alpha"]["median"], site["collapsed"], site["exploded"]
+    if collapsed > 0.5:
         advice = "raise kl_weight or init_alpha, or lower the learning rate of log_alpha"
         text = f"the noise has collapsed (median alpha {median:.1g}): {advice}"
         found.append(Finding("alpha_collapsed", "warning", name, text))
-    elif site["collapsed"] > 0:
-        text = f"{of_units(site['collapsed'])} below {COLLAPSED:g}, which has no effect"
+    elif collapsed > 0:
+        text = f"the noise of {round(collapsed * units)} of {units} units has no effect (alpha below {COLLAPSED:g})"
         found.append(Finding("alpha_low", "note", name, text))
-    if site["exploded"] > 0.5:
+    if exploded > 0.5:
         text = f"the noise has exploded (median alpha {median:.3g}): lower kl_weight or init_alpha"
         found.append(Finding("alpha_exploded", "warning", name, text))
-    elif site["exploded"] > 0:
-        text = f"{of_units(site['exploded'])} above {EXPLODED:g}, which is right for inputs that do not matter"
-        found.append(Finding("alpha_high", "note", name, text))
+    elif exploded > 0:
+        text = f"the noise of {round(exploded * units)} of {units} units drowns their signal (alpha above {EXPLODED:g})"
+        found.append(Finding("alpha_high", "note", name, f"{text}, which is right for inputs that do not matter"))
     if site["T"] > 0 and units > 1 and site["alpha_spread"] < _EQUAL:
         advice = "set init_alpha_spread=0.5 and train log_alpha, or set num_reflections=0"
         text = f"all noise variances alpha are equal, so the {site['T']} reflections have no effect: {advice}"
@@ -139,26 +124,24 @@ def _noise_findings(name: str, site: dict[str, Any]) -> list[Finding]:
 def _theta_findings(name: str, site: dict[str, Any], slope: float | None) -> list[Finding]:
     moved, growth = site["theta_moved"], site["theta_growth"]
     if not site["trainable"]:
-        text = "theta does not require gradients, so only the noise is trained"
-        return [Finding("theta_fixed", "note", name, text)]
+        return [Finding("theta_fixed", "note", name, "theta does not require gradients, so only the noise is trained")]
     if moved is not None and moved < 1e-6 and slope is not None and slope > 1e-5:
         advice = "has the guide been trained, and is theta in the optimiser?"
-        text = f"theta has not moved from its initial value, although the loss has a gradient there: {advice}"
+        text = f"theta (the mean of the weight) is still at its start, where the loss has a gradient: {advice}"
         return [Finding("theta_frozen", "warning", name, text)]
     if growth is not None and growth > 10:
-        advice = "lower its learning rate or add weight decay (the objective does not limit it)"
-        return [Finding("theta_drifted", "warning", name, f"theta is {growth:.0f} times its initial size: {advice}")]
+        advice = "lower its learning rate or add weight decay (the objective does not limit its size)"
+        text = f"theta (the mean of the weight) is {growth:.0f} times as large as at the start: {advice}"
+        return [Finding("theta_drifted", "warning", name, text)]
     return []
 
 
 def _gain_findings(name: str, site: dict[str, Any], objective: Objective, overfitted: bool) -> list[Finding]:
-    gain, found = site.get("gain"), []
-    if not gain:
-        return []
+    gain, found = site["gain"], []
     lag = (gain["now"] - gain["rescaled"]) / objective.num_data
     if lag > _WORTH:
         factor = max(gain["size"], 1 / gain["size"])
-        what = f"the noise variance is about {factor:.2g} times too {'large' if gain['size'] > 1 else 'small'}"
+        what = f"the noise variance is about {_short(factor)} times too {'large' if gain['size'] > 1 else 'small'}"
         advice = f"{'' if overfitted else 'train longer, or '}raise the learning rate of log_alpha"
         text = f"{what} for kl_weight={objective.kl_weight:g}, which costs {lag:.2g} nats per row: {advice}"
         found.append(Finding("droprates_lag", "note", name, text))
@@ -166,8 +149,8 @@ def _gain_findings(name: str, site: dict[str, Any], objective: Objective, overfi
     if left > _WORTH and gain["found"] is not None and gain["found"] < 0.5:
         advice = "try num_reflections=2"
         if site["T"]:
-            advice = f"try more than {site['T']} reflections (num_reflections), or a higher learning rate of vectors"
-        text = f"better correlations between the noise of units would gain {left:.2g} nats per row: {advice}"
+            advice = f"try num_reflections above {site['T']}, or a higher learning rate of vectors"
+        text = f"noise with better correlations between units would gain {left:.2g} nats per row: {advice}"
         found.append(Finding("covariance_left", "note", name, text))
     return found
 
@@ -193,20 +176,21 @@ def objective_findings(objective: Objective, others: list[Finding]) -> list[Find
     # Gave up: the noise has grown until the KL is cheap and no signal passes, because moderate noise costs more than
     # there is to gain.
     costly = kl > abs(gain) and kl > 0.2 * objective.information and "overfitted" not in codes
-    gave_up = gain < 0.05 * objective.information and objective.price > objective.information
-    if costly or (gave_up and "alpha_exploded" in codes):
-        cost = f"{kl:.2g} nats per row for a gain of {gain:.2g} over a constant prediction"
-        balance, now = objective.balance, objective.kl_weight
-        lower = balance is not None and balance < now
-        advice = f"lower kl_weight (now {now:g}{f'; the two are equal at {balance:.2g}' if lower else ''})"
-        return [Finding("kl_swamps", "warning", None, f"the KL dominates the fit ({cost}): {advice}")]
-    if gain < 0.05 * objective.information and not codes & {"alpha_exploded", "theta_frozen"}:
+    useless = gain < 0.05 * objective.information
+    gave_up = useless and objective.price > objective.information and "alpha_exploded" in codes
+    if costly or gave_up:
+        cost = f"it costs {kl:.2g} nats per row, and the fit gains {gain:.2g} over a constant prediction"
+        balance, now = objective.balance, f"now {objective.kl_weight:g}"
+        if balance is not None and balance < objective.kl_weight:
+            now += f"; KL and negative log-likelihood are equal at {_short(balance)}"
+        return [Finding("kl_swamps", "warning", None, f"the KL dominates the fit ({cost}): lower kl_weight ({now})")]
+    if useless and not codes & {"alpha_exploded", "theta_frozen"}:
         advice = "train longer, raise the learning rate, or check inputs and targets"
         text = f"the fit gains only {gain:.2g} nats per row over a constant prediction: {advice}"
         return [Finding("no_fit", "warning", None, text)]
     steep = [name for name, slope in objective.slopes.items() if slope > _STEEP * objective.information]
     if steep and shows_slopes(objective) and "overfitted" not in codes:
-        text = f"the loss still falls steeply in theta of {', '.join(steep)}: train longer"
+        text = f"training has not finished, the loss still falls steeply in theta of {', '.join(steep)}: train longer"
         return [Finding("unfinished", "note", None, text)]
     return []
 
@@ -232,25 +216,30 @@ def prediction_findings(values: dict[str, Any], held_out: bool, others: Sequence
     rows, where = values["rows"], "on held-out data" if held_out else "on the training data"
     if values["epistemic_share"] < 1e-3:
         share = f"{100 * values['epistemic_share']:.2g} % of the uncertainty is model uncertainty"
-        text = f"the posterior samples hardly differ {where} ({share}): raise kl_weight or init_alpha"
+        text = f"{where}, the posterior samples hardly differ ({share}): raise kl_weight or init_alpha"
         found.append(Finding("no_spread", "warning", None, text))
     coverage = values.get("coverage")
     # a tolerance of 3 %, and two standard errors
     if coverage is not None and coverage < 0.92 - 2 * math.sqrt(0.95 * 0.05 / rows):
         advice = instead or "train longer, learn the observation noise if it is fixed, or raise kl_weight"
-        text = f"the 95 % intervals contain only {100 * coverage:.0f} % of the targets {where}: {advice}"
+        text = f"{where}, the 95 % intervals contain only {100 * coverage:.0f} % of the targets: {advice}"
         found.append(Finding("too_sure", "warning", None, text))
     elif coverage is not None and coverage > 0.999 and rows >= 100:
         advice = instead or "learn the observation noise if it is fixed, or lower kl_weight"
-        text = f"the 95 % intervals contain all targets {where}, so they are too wide: {advice}"
+        text = f"{where}, the 95 % intervals contain all targets, so they are too wide: {advice}"
         found.append(Finding("too_unsure", "note", None, text))
     # with few rows the error is large by chance
     if "ece" in values and values["ece"] > 0.05 + 1 / math.sqrt(rows):
         advice = instead or "train longer, then try a different kl_weight"
-        text = f"confidence and accuracy differ by {values['ece']:.2g} on average {where}: {advice}"
+        text = f"{where}, confidence and accuracy differ by {values['ece']:.2g} on average: {advice}"
         found.append(Finding("miscalibrated", "warning", None, text))
-    if values["samples_needed"] > values["num_samples"]:
-        needed = values["samples_needed"]
-        text = f"predict with about {needed} samples: fewer change the log-likelihood by over 0.01 nats per row"
-        found.append(Finding("more_samples", "note", None, text))
+    needed = values["samples_needed"]
+    if needed > values["num_samples"]:
+        what = f"with fewer than about {needed} samples the log-likelihood varies by more than 0.01 nats per row"
+        found.append(Finding("more_samples", "note", None, f"{what}: raise num_samples of predict"))
     return found
+
+
+def _short(value: float) -> str:
+    """Two digits, without an exponent: 160, not 1.6e+02."""
+    return f"{float(f'{value:.2g}'):g}"

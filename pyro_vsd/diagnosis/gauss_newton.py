@@ -23,12 +23,10 @@ def curvature(model: Any, guide: Any, *args: Any, max_units: int = 512, **kwargs
 
     .. math:: A = \frac NB \sum_{n=1}^B J_n^\top H_n J_n, \qquad J_n = \partial f_n / \partial \xi_n,
 
-    at noise drawn from the guide, one draw for each row, with H the Fisher matrix of the likelihood. Trained noise
-    adapts to this curvature, not to the one at :math:`\xi = 1`. Exact in the likelihood for a Normal, a Bernoulli and
-    up to 32 classes, at one backward pass for each output; otherwise from 32 drawn labels.
-
-    Weights are left out if they are not used row by row (recurrent layers), lie in plates, or have more than
-    ``max_units`` noise units. Average over batches for a smoother estimate. Draws come from torch's global generator.
+    at noise drawn from the guide, one draw for each row, with H the Fisher matrix of the likelihood. Exact in the
+    likelihood for a Normal, a Bernoulli and up to 32 classes, at one backward pass for each output; otherwise from 32
+    drawn labels. Weights are left out if they are not used row by row (recurrent layers), lie in plates, or have more
+    than ``max_units`` noise units. Draws come from torch's global generator.
 
     :param model: a Pyro model, which runs in evaluation mode.
     :param guide: its guide, set up.
@@ -58,35 +56,27 @@ def curvature_or_reason(
             elif draw.num_units > max_units:
                 reasons[name] = f"this weight has {draw.num_units} noise units, more than max_units={max_units}"
             else:
-                leaves[name] = draw.rows(rows)  # (B, K), the noise that the network will use
-                if not leaves[name].requires_grad:
-                    leaves[name].requires_grad_()
+                leaf = draw.rows(rows)  # (B, K), the noise that the network will use
+                leaves[name] = leaf if leaf.requires_grad else leaf.requires_grad_()
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         for name in list(leaves):
             if draws[name].source.examples != {rows} or draws[name].source.used_dense:
-                reasons[name] = "this weight is shared by the batch, so its per-row gain is not defined"
+                reasons[name] = "all rows share a draw of this weight"
                 del leaves[name]
         totals = {name: leaf.new_zeros(leaf.shape[-1], leaf.shape[-1]).double() for name, leaf in leaves.items()}
         for site in model_trace.nodes.values():
             if not leaves or site["type"] != "sample" or not site["is_observed"]:
                 continue
-            scale = _row_scale(site, rows)
+            # the weight of each row in the objective: the scale of plates, 0 where masked
+            scale = torch.as_tensor(1.0 if site["scale"] is None else site["scale"]).double()
+            scale = (scale * torch.as_tensor(True if site["mask"] is None else site["mask"])).expand(rows)
             for output, weight in _directions(row_distribution(site["fn"], rows)):
-                grads = torch.autograd.grad(
-                    output.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
-                )
+                grads = torch.autograd.grad(output.sum(), [*leaves.values()], retain_graph=True, materialize_grads=True)
                 for (name, total), grad in zip(totals.items(), grads, strict=True):
                     z = draws[name].scale
                     slope = (grad if z is None else grad * z).double()  # in ξ; the rows are z ⊙ ξ
                     total += (slope * (weight.double() * scale).unsqueeze(-1)).mT @ slope
     return {name: total.detach() for name, total in totals.items()}, reasons
-
-
-def _row_scale(site: Any, rows: int) -> Tensor:
-    """The weight of each row in the objective, ``(B,)``: the scale of plates, 0 where masked."""
-    scale = torch.as_tensor(1.0 if site["scale"] is None else site["scale"]).double()
-    mask = torch.as_tensor(True if site["mask"] is None else site["mask"])
-    return (scale * mask).expand(rows)
 
 
 def _directions(likelihood: Any) -> Iterator[tuple[Tensor, Tensor]]:

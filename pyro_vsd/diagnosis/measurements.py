@@ -16,7 +16,7 @@ from pyro_vsd._utils import base_distribution, map_tensors, num_rows, take_rows,
 from pyro_vsd.diagnosis.covariance import best_covariance, best_droprates, best_scales, noise_objective
 from pyro_vsd.diagnosis.gauss_newton import curvature_or_reason
 from pyro_vsd.infer import VSD_ELBO, predict
-from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_vsd.training.data import Batches, arguments
 
 __all__ = ["Objective", "Rows"]
@@ -33,8 +33,7 @@ _TOLERANCE = 0.01
 class Rows(Batches):
     """The rows that a diagnosis looks at: at most ``at_most``, in batches, the same at each pass.
 
-    :ivar seen: rows of the longest pass so far.
-    :ivar not_finite: where the batches so far had NaN or infinite entries, as ``data[0]``.
+    ``seen`` counts the rows of the longest pass so far; ``not_finite`` holds where NaN or infinity were, as "data[0]".
     """
 
     def __init__(self, *args: Any, at_most: int, seed: int = 0, device: torch.device | None = None) -> None:
@@ -60,8 +59,11 @@ class Rows(Batches):
 
 def measure_sites(model: Any, guide: Any) -> dict[str, dict[str, Any]]:
     """Properties of each weight, from its parameters alone, in O(K T²)."""
-    starts = _starts(model, guide)
-    result = {}
+    starts, result = {}, {}
+    if hasattr(model, "latent_sites") and guide.init_loc_fn is None:  # else the initial Θ is not known
+        inits = {name: site["infer"].get("vsd", {}).get("init") for name, site in model.latent_sites().items()}
+        # a zero start has no scale to compare with
+        starts = {name: init.detach().double() for name, init in inits.items() if init is not None and init.any()}
     for name, site in guide.sites.items():
         if site.kind != "weight":
             continue
@@ -86,33 +88,22 @@ def measure_sites(model: Any, guide: Any) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _starts(model: Any, guide: Any) -> dict[str, Tensor]:
-    """The initial Θ, where the model knows it; a zero start has no scale to compare with."""
-    if not hasattr(model, "latent_sites") or guide.init_loc_fn is not None:
-        return {}
-    inits = {name: site["infer"].get("vsd", {}).get("init") for name, site in model.latent_sites().items()}
-    return {name: init.detach().double() for name, init in inits.items() if init is not None and bool(init.any())}
-
-
 def measure_gains(
     model: Any, guide: Any, rows: Rows, strengths: dict[str, float], largest: int | None, max_units: int
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, str]]:
-    """For each weight F at its noise ``now``, ``rescaled`` to the best size of each unit, at the ``best_diagonal`` and
-    at the ``best`` covariance; and for each weight that is left out the reason.
+    """The gain of each weight as in ``Diagnosis.sites``, and for each weight that is left out the reason.
 
-    ``found`` is the share of the way from the best independent noise to the best of all that the trained correlations
-    have gone: negative if they are worse than none, ``None`` if there is nothing to gain. ``size`` is the median over
-    units of the variance over its best.
+    ``found`` is negative if the trained correlations are worse than none, and ``None`` if there is nothing to gain.
+    ``size`` is a median over units.
     """
     totals: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}
     seen = 0
     for batch in rows.batches(largest):
         matrices, reasons = curvature_or_reason(model, guide, *arguments(batch), max_units)
-        size = num_rows(batch)
-        seen += size
+        seen += num_rows(batch)
         for name, matrix in matrices.items():
-            totals[name] = totals.get(name, torch.zeros_like(matrix)) + size * matrix
+            totals[name] = totals.get(name, torch.zeros_like(matrix)) + num_rows(batch) * matrix
     result = {}
     for name, total in totals.items():
         A, strength = total / seen, strengths[name]
@@ -142,7 +133,7 @@ class Objective:
     :ivar information: what a perfect classifier would gain over the constant; 1 nat for other likelihoods.
     :ivar slopes: by site: what a step of 1 % of Θ down the gradient would gain.
     :ivar price: weighted KL of noise with α = 1 on every unit, which lets about half of the signal through.
-    :ivar sampled: the number of rows looked at; ``None`` if these were all rows.
+    :ivar sampled: the number of rows looked at; ``None`` if all.
     """
 
     num_data: float
@@ -157,14 +148,17 @@ class Objective:
     sampled: int | None = None
 
     @property
+    def total_kl(self) -> float:
+        return sum(self.kl.values())
+
+    @property
     def weighted_kl(self) -> float:
-        return self.kl_weight * sum(self.kl.values())
+        return self.kl_weight * self.total_kl
 
     @property
     def balance(self) -> float | None:
         """The kl_weight at which KL and negative log-likelihood are equal; ``None`` where the latter is negative."""
-        total = sum(self.kl.values())
-        return -self.log_likelihood / total if self.log_likelihood < 0 < total else None
+        return -self.log_likelihood / self.total_kl if self.log_likelihood < 0 < self.total_kl else None
 
     @property
     def gain(self) -> float | None:
@@ -176,26 +170,24 @@ def measure_objective(model: Any, guide: Any, rows: Rows, elbo: VSD_ELBO, larges
     """One pass with gradients: about one epoch of training, if all rows are looked at."""
     batches = list(rows.batches(largest))
     lone = len(batches) == 1
-    if lone:  # it gives the terms, two more the gradients
-        batches += _two_parts(batches[0], all_rows=rows.num_rows == num_rows(batches[0]))
+    if lone:  # it gives the terms; two parts with independent errors give the gradients
+        size = num_rows(batches[0])
+        whole = size in (1, rows.num_rows)  # then two draws of the noise for all rows, else the halves of a sample
+        parts = [slice(None)] * 2 if whole else [slice(size // 2), slice(size // 2, size)]
+        batches += [take_rows(batches[0], part) for part in parts]
     weights = {name: guide.get_parameter(f"theta.{name}") for name, s in guide.sites.items() if s.kind == "weight"}
     weights = {name: theta for name, theta in weights.items() if theta.requires_grad}
-    seen = 0
-    log_likelihood = num_data = scale = 0.0
+    seen, log_likelihood, num_data, scale = 0, 0.0, 0.0, 0.0
     kl: dict[str, float] = {}
     # two halves with independent errors: the product of their gradients has no bias from noise
     halves: list[dict[str, Any]] = [dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)]
-    counts = [0, 0]
-    recorder = _Observed()
+    counts, recorder = [0, 0], _Observed()
     for number, batch in enumerate(batches):
-        args, kwargs = arguments(batch)
-        size = num_rows(batch)
+        (args, kwargs), size = arguments(batch), num_rows(batch)
         with torch.enable_grad(), recorder:
             loss = elbo.differentiable_loss(model, guide, *args, **kwargs)
             grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True) if weights else ()
-        data = recorder.num_data
-        if number == 0:
-            scale = recorder.scale
+        data, scale = recorder.num_data, scale or recorder.scale
         if not lone or number == 0:
             seen += size
             log_likelihood += size * float(elbo.terms["log_likelihood"]) / data
@@ -226,14 +218,6 @@ def measure_objective(model: Any, guide: Any, rows: Rows, elbo: VSD_ELBO, larges
     )
 
 
-def _two_parts(batch: Any, all_rows: bool) -> list[Any]:
-    """Parts whose gradients have independent errors: two draws of the noise for all rows, or the halves of a sample."""
-    size = num_rows(batch)
-    if all_rows or size == 1:
-        return [batch, batch]
-    return [take_rows(batch, part) for part in (slice(size // 2), slice(size // 2, size))]
-
-
 class _Observed(Messenger):
     """Records the observed sites of every pass: their kind, their values, and how many rows they count."""
 
@@ -241,7 +225,6 @@ class _Observed(Messenger):
         super().__init__()
         self.values: dict[str, list[Tensor]] = {}
         self.bases: dict[str, Any] = {}
-        self.num_data, self.scale = 0.0, 0.0
 
     def __enter__(self) -> Any:
         self.num_data, self.scale = 0.0, 0.0
@@ -281,7 +264,10 @@ class _Observed(Messenger):
 
 def measure_prediction(model: Any, guide: Any, rows: Rows, num_samples: int) -> dict[str, Any] | str:
     """Metrics by name; or in words why there are none."""
-    args, kwargs = arguments(_joined(list(rows.batches())))
+    batches = list(rows.batches())
+    parts = zip(*map(tensors_in, batches), strict=True)
+    whole = iter([torch.cat(part) if part[0].dim() else part[0] for part in parts])
+    args, kwargs = arguments(map_tensors(lambda _: next(whole), batches[0]))
     if kwargs or len(args) < 2:
         return "batches are not tuples (x, y) with the targets last"
     *inputs, y = args
@@ -290,60 +276,40 @@ def measure_prediction(model: Any, guide: Any, rows: Rows, num_samples: int) -> 
     except TypeError as error:
         return f"the model cannot be called without its targets ({error})"
     prediction = predict(model, guide, *inputs, num_samples=num_samples, seed=rows.seed, progress=False)
-    values: dict[str, Any]
+    assert prediction.samples is not None
+    values: dict[str, Any] = {"rows": len(y), "num_samples": num_samples}
     if isinstance(prediction, ClassificationPrediction):
         y = y.long()
+        for metric in (metrics.nll, metrics.error_rate, metrics.ece):
+            values[metric.__name__] = metric(prediction, y)
         entropy = float(prediction.entropy.mean())
-        values = {
-            "nll": metrics.nll(prediction, y),
-            "error_rate": metrics.error_rate(prediction, y),
-            "ece": metrics.ece(prediction, y),
-            "epistemic_share": float(prediction.mutual_information.mean()) / entropy if entropy > 0 else 0.0,
-        }
+        values["epistemic_share"] = float(prediction.mutual_information.mean()) / entropy if entropy > 0 else 0.0
+        index = y.reshape(1, -1, 1).expand(num_samples, -1, 1)
+        densities = prediction.samples.gather(-1, index).squeeze(-1).double().log()  # (S, N), as below
+    elif isinstance(prediction, RegressionPrediction):
+        values |= {"nll": -metrics.log_likelihood(prediction, y), "rmse": metrics.rmse(prediction, y)}
+        values |= {"coverage": metrics.coverage(prediction, y)}
+        values["epistemic_share"] = float(prediction.epistemic.mean() / prediction.variance.mean())
+        samples, scales = prediction.require_samples("samples_needed")
+        density = Normal(samples.double(), scales.double(), validate_args=False).log_prob(y.double())
+        densities = density.reshape(*density.shape[:2], -1).sum(-1)
     else:
-        values = {"nll": -metrics.log_likelihood(prediction, y)}
-        if isinstance(prediction, RegressionPrediction):
-            values |= {"rmse": metrics.rmse(prediction, y), "coverage": metrics.coverage(prediction, y)}
-            spread = prediction.epistemic
-        else:
-            assert prediction.samples is not None
-            spread = prediction.samples.var(0, correction=0)
+        assert prediction.components is not None
+        spread = prediction.samples.var(0, correction=0)
+        values["nll"] = -metrics.log_likelihood(prediction, y)
         values["epistemic_share"] = float(spread.mean() / prediction.variance.mean())
-    densities = _log_densities(prediction, y)
+        densities = prediction.components.log_prob(y).double()
     needed, curve = samples_needed(densities)
     by_row = densities.logsumexp(0)
     standard_error = float(by_row.std()) / math.sqrt(len(by_row)) if len(by_row) > 1 else math.inf
-    values |= {"nll_error": standard_error, "samples_needed": needed, "nll_by_samples": curve}
-    return {"rows": len(y), "num_samples": num_samples, **values}
-
-
-def _joined(batches: list[Any]) -> Any:
-    """Batches of one structure as one batch."""
-    parts = zip(*(tensors_in(batch) for batch in batches), strict=True)
-    whole = iter([torch.cat(part) if part[0].dim() else part[0] for part in parts])
-    return map_tensors(lambda _: next(whole), batches[0])
-
-
-def _log_densities(prediction: Prediction, y: Tensor) -> Tensor:
-    """Log-likelihood of each row under each sample, ``(S, N)``."""
-    if isinstance(prediction, ClassificationPrediction):
-        assert prediction.samples is not None
-        index = y.reshape(1, -1, 1).expand(len(prediction.samples), -1, 1)
-        return prediction.samples.gather(-1, index).squeeze(-1).double().log()
-    if isinstance(prediction, RegressionPrediction):
-        samples, scales = prediction.require_samples("samples_needed")
-        density = Normal(samples.double(), scales.double(), validate_args=False).log_prob(y.double())
-        return density.reshape(*density.shape[:2], -1).sum(-1)
-    assert prediction.components is not None
-    return prediction.components.log_prob(y).double()
+    return values | {"nll_error": standard_error, "samples_needed": needed, "nll_by_samples": curve}
 
 
 def samples_needed(log_densities: Tensor, tolerance: float = _TOLERANCE) -> tuple[int, dict[int, float]]:
     r"""How many posterior samples make the predictive log-likelihood stable, and its value by number of samples.
 
     The bias of :math:`\log \frac1S \sum_s p_s` falls like 1/S and its spread over draws like :math:`1/\sqrt S`. Both
-    are estimated from groups of the given samples; the result is where both are below ``tolerance``, in nats per row.
-    Beyond the given samples it extrapolates.
+    are estimated from groups of the given samples, and extrapolated to where both are below ``tolerance``.
 
     :param log_densities: log-likelihood of each row under each sample, ``(S, N)``, S of at least 4.
 
@@ -354,8 +320,7 @@ def samples_needed(log_densities: Tensor, tolerance: float = _TOLERANCE) -> tupl
 
     def nll(size: int) -> Tensor:
         """Negative log-likelihood per row of each group of this many samples."""
-        count = S // size
-        groups = log_densities[: count * size].reshape(count, size, -1)
+        groups = log_densities[: S // size * size].reshape(S // size, size, -1)
         return -(groups.logsumexp(1) - math.log(size)).mean(-1)
 
     sizes = sorted({n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if n <= S // 2} | {S})

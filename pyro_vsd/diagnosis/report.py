@@ -61,14 +61,9 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and containers."""
-        return {
-            "healthy": self.healthy,
-            "sites": {name: dict(values) for name, values in self.sites.items()},
-            "objective": dict(self.objective),
-            "prediction": dict(self.prediction),
-            "findings": [finding._asdict() for finding in self.findings],
-            "left_out": list(self.left_out),
-        }
+        result = {"healthy": self.healthy, "sites": self.sites, "objective": self.objective}
+        result |= {"prediction": self.prediction, "left_out": self.left_out}
+        return copy.deepcopy(result) | {"findings": [finding._asdict() for finding in self.findings]}
 
     def to_pandas(self) -> Any:
         """A data frame with a row for each weight, and a column ``alpha.median`` for ``["alpha"]["median"]``."""
@@ -86,13 +81,10 @@ class Diagnosis:
         return diagnosis(self, axes=axes)
 
     def __repr__(self) -> str:
-        blocks = [self._objective_lines(), self._site_lines()]
-        if self.prediction:
-            blocks.append(self._prediction_lines())
+        blocks = [self._objective_lines(), self._site_lines(), self._prediction_lines()]
         blocks.append([str(finding) for finding in self.findings] or ["no problems found"])
-        if self.left_out:
-            blocks.append([f"not measured: {text}" for text in self.left_out])
-        return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
+        blocks.append([f"not measured: {text}" for text in self.left_out])
+        return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
 
     def _objective_lines(self) -> list[str]:
         values = self.objective
@@ -101,31 +93,27 @@ class Diagnosis:
         if values["log_likelihood"] is None:
             return [head]
         labels = {"log_likelihood": "log-likelihood", "constant": "of a constant prediction", "kl": "KL"}
-        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight where both equal"}
+        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight that balances"}
         lines = [f"{label:<28}{_text(values[name], '.4f'):>10}" for name, label in labels.items()]
         return [head, f"{'nats per row':<28}{'value':>10}", *lines]
 
     def _site_lines(self) -> list[str]:
-        table: list[tuple[str, ...]] = [
-            ("site", "K", "Q", "T", "alpha 5%", "median", "95%", "correlated", "KL/row", "theta moved")
-        ]
+        table = [["site", "K", "Q", "T", "alpha 5%", "median", "95%", "correlated", "KL/row", "theta moved"]]
         for name, site in self.sites.items():
             alpha = [f"{site['alpha'][level]:.2g}" for level in ("5%", "median", "95%")]
             shares = _text(site["correlated"], ".0%"), _text(site.get("kl"), ".4f"), _text(site["theta_moved"], ".0%")
-            table.append((name, *(str(site[key]) for key in ("K", "Q", "T")), *alpha, *shares))
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        return [
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-            for row in table
-        ]
+            table.append([name, *(str(site[key]) for key in ("K", "Q", "T")), *alpha, *shares])
+        first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
+        return ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]) for name, *cells in table]
 
     def _prediction_lines(self) -> list[str]:
         values = self.prediction
-        lines = [f"{values['on']}: {values['rows']} rows, {values['num_samples']} samples"]
-        for name in ("nll", "error_rate", "rmse", "ece", "coverage", "epistemic_share", "samples_needed"):
-            if name in values:
-                lines.append(f"{name:<28}{_text(values[name], '' if isinstance(values[name], int) else '.4f'):>10}")
-        return lines
+        if not values:
+            return []
+        names = ("nll", "error_rate", "rmse", "ece", "coverage", "epistemic_share", "samples_needed")
+        shown = {name: values[name] for name in names if name in values}
+        lines = [f"{name:<28}{_text(v, '' if isinstance(v, int) else '.4f'):>10}" for name, v in shown.items()]
+        return [f"{values['on']}: {values['rows']} rows, {values['num_samples']} samples", *lines]
 
 
 def _text(value: float | None, form: str = "") -> str:
@@ -150,16 +138,16 @@ def diagnose(
     The report names mistakes in the setup (equal noise variances with reflections, a ``num_data`` that is not the
     number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that dominates the fit, Θ that
     did not move or grew without limit, overfitting, and overconfident predictions. It also says how much better noise
-    could gain. With fewer than 30 rows the numbers are only indicative; the report says so.
+    could gain. With fewer than 30 rows the numbers are only indicative.
 
-    Works for models of ``vsd.nn`` and for hand-written Pyro models. What cannot be measured is listed in the report:
-    movement of Θ (known for ``vsd.nn``), predictions (the model must accept a call without its last argument, the
-    targets), the gain of better noise (for weights used row by row, outside of plates, up to ``max_units``; with
-    ``prior="empirical_bayes"`` and a positive ``kl_weight``).
+    Works for models of ``vsd.nn`` and for hand-written Pyro models. The report lists what could not be measured: the
+    movement of Θ is known for ``vsd.nn`` alone; predictions need a model that can be called without its last argument,
+    the targets; the gain of better noise needs a weight used row by row, outside of plates, of up to ``max_units``,
+    with ``prior="empirical_bayes"`` and a positive ``kl_weight``.
 
-    Nothing changes: parameters, gradients, modes, random generators and Pyro's parameter store stay as they are.
-    Costs a pass with gradients over ``num_rows`` rows, a second one with a backward pass for each class, and
-    ``num_samples`` forward passes: a few epochs on a small data set, less on a large one.
+    Parameters, gradients, modes, random generators and Pyro's parameter store stay as they are. Costs a pass with
+    gradients over ``num_rows`` rows, a second one with a backward pass for each class, and ``num_samples`` forward
+    passes: a few epochs on a small data set, less on a large one.
 
     :param model: a Pyro model.
     :param guide: its guide, trained or at least set up.
@@ -208,10 +196,8 @@ def diagnose(
             where = sorted(set().union(*(source.not_finite for source in sources)))
             if not where:
                 raise
-            raise ValueError(
-                f"{', '.join(where)} has NaN or infinite values that the model does not mask. Leave these rows out, "
-                "or fill in values."
-            ) from error
+            text = f"{', '.join(where)} has NaN or infinite values that the model does not mask."
+            raise ValueError(f"{text} Leave these rows out, or fill in values.") from error
 
 
 class _Run:
@@ -230,30 +216,24 @@ class _Run:
         self.left_out: list[str] = []
 
     def report(self, num_samples: int, max_units: int) -> Diagnosis:
+        rows, objective, prediction = self.rows, None, dict[str, Any]()
         sites = measurements.measure_sites(self.model, self.guide)
         findings = self._not_finite()
-        objective: Objective | None = None
-        prediction: dict[str, Any] = {}
         if findings:
             self.left_out.append("everything that runs the model: parameters are not finite")
         else:
-            # the weight of one unit's KL in the objective, by site
-            factors = {name: site["Q"] if self.elbo.kl_scale == "weight" else 1 for name, site in sites.items()}
-            strengths = {name: self.kl_weight * factor for name, factor in factors.items()}
             objective = self._objective(sites)
-            units = sum(strengths[name] * site["K"] for name, site in sites.items())
-            objective.price = 0.5 * math.log(2) * units / objective.num_data
-            self._gains(sites, strengths, max_units)
-            prediction = self._prediction(num_samples)
+            self._gains(sites, objective, max_units)
+            measured = measurements.measure_prediction(self.model, self.guide, self.held_out or rows, num_samples)
+            if isinstance(measured, str):
+                self.left_out.append(f"predictions: {measured}")
+            else:
+                prediction = {"on": "held-out data" if self.held_out else "training data", **measured}
             findings = self._findings(sites, objective, prediction)
-        rows = self.rows
-        looked_at = rows.at_most if rows.num_rows is None else min(rows.at_most, rows.num_rows)
-        names = ("log_likelihood", "constant", "weighted_kl", "balance", "num_data")
-        described: dict[str, Any] = {name: getattr(objective, name, None) for name in names}
-        described |= {
-            "kl": None if objective is None else sum(objective.kl.values()),
+        names = ("log_likelihood", "constant", "total_kl", "weighted_kl", "balance", "num_data")
+        described: dict[str, Any] = {name.removeprefix("total_"): getattr(objective, name, None) for name in names} | {
             "data": rows.num_rows,
-            "rows": looked_at,
+            "rows": rows.at_most if rows.num_rows is None else min(rows.at_most, rows.num_rows),
             "assumed": self.assumed,
             "kl_weight": self.kl_weight,
             "kl_scale": self.elbo.kl_scale,
@@ -263,48 +243,43 @@ class _Run:
         return Diagnosis(sites, described, prediction, findings, self.left_out, alpha)
 
     def _not_finite(self) -> list[Finding]:
-        found = []
-        for name, value in [*self.guide.named_parameters(), *getattr(self.model, "named_parameters", list)()]:
-            count = int((~value.isfinite()).sum())
-            if count:
-                text = f"{count} of {value.numel()} entries of {name} are NaN or infinite: lower the learning rate"
-                found.append(Finding("not_finite", "error", None, text))
-        return found
+        parameters = [*self.guide.named_parameters(), *getattr(self.model, "named_parameters", list)()]
+        text = "{} of {} entries of {} are NaN or infinite: lower the learning rate"
+        counts = [(int((~value.isfinite()).sum()), value.numel(), name) for name, value in parameters]
+        return [Finding("not_finite", "error", None, text.format(*found)) for found in counts if found[0]]
 
     def _objective(self, sites: dict[str, dict[str, Any]]) -> Objective:
-        objective = measurements.measure_objective(self.model, self.guide, self.rows, self.elbo, self.stated)
+        rows = self.rows
+        objective = measurements.measure_objective(self.model, self.guide, rows, self.elbo, self.stated)
         for name, values in sites.items():
             values["kl"] = objective.kl.get(name)
             values["theta_slope"] = objective.slopes.get(name)
-        if self.rows.not_finite and not math.isfinite(objective.log_likelihood):
+        if rows.not_finite and not math.isfinite(objective.log_likelihood):
             raise ValueError(f"the log-likelihood of the data is {objective.log_likelihood}")  # `diagnose` says why
         if objective.constant is None:
             reason = "not known for this likelihood, or all targets are equal"
             self.left_out.append(f"the log-likelihood of a constant prediction: {reason}")
         if not advice.shows_slopes(objective):
             self.left_out.append(f"whether the loss still falls: {objective.sampled} rows are too few to see it")
-        if self.rows.num_rows is None:
+        if rows.num_rows is None:
             self.left_out.append("whether num_data is right: the loader does not know its number of rows")
         return objective
 
-    def _gains(self, sites: dict[str, dict[str, Any]], strengths: dict[str, float], max_units: int) -> None:
+    def _gains(self, sites: dict[str, dict[str, Any]], objective: Objective, max_units: int) -> None:
+        # the weight of one unit's KL in the objective, by site
+        factors = {name: site["Q"] if self.elbo.kl_scale == "weight" else 1 for name, site in sites.items()}
+        strengths = {name: self.kl_weight * factor for name, factor in factors.items()}
+        units = sum(strengths[name] * site["K"] for name, site in sites.items())
+        objective.price = 0.5 * math.log(2) * units / objective.num_data
         if self.elbo.prior != "empirical_bayes" or self.kl_weight == 0:
             reason = "kl_weight is 0" if self.kl_weight == 0 else f"prior={self.elbo.prior!r}"
-            self.left_out.append(f"what the best noise would gain: {reason}")
+            self.left_out.append(f"how much better noise would gain: {reason}")
             return
-        gains, reasons = measurements.measure_gains(
-            self.model, self.guide, self.rows, strengths, self.stated, max_units
-        )
+        about = (self.model, self.guide, self.rows)
+        gains, reasons = measurements.measure_gains(*about, strengths, self.stated, max_units)
         for name, values in sites.items():
             values["gain"] = gains.get(name)
         self.left_out += [f"the gain of {name}: {reason}" for name, reason in reasons.items()]
-
-    def _prediction(self, num_samples: int) -> dict[str, Any]:
-        values = measurements.measure_prediction(self.model, self.guide, self.held_out or self.rows, num_samples)
-        if isinstance(values, str):
-            self.left_out.append(f"predictions: {values}")
-            return {}
-        return {"on": "held-out data" if self.held_out else "training data", **values}
 
     def _findings(
         self, sites: dict[str, dict[str, Any]], objective: Objective, prediction: dict[str, Any]
@@ -318,8 +293,7 @@ class _Run:
         findings = advice.with_causes(findings + advice.objective_findings(objective, findings))
         if prediction:
             findings += advice.prediction_findings(prediction, held_out is not None, findings)
-        for source in (rows, held_out):
-            if source is not None:
-                more = source.seen == source.at_most and source.num_rows != source.at_most
-                findings += advice.row_findings(source.name, source.seen, more)
+        for source in [rows] if held_out is None else [rows, held_out]:
+            more = source.seen == source.at_most and source.num_rows != source.at_most
+            findings += advice.row_findings(source.name, source.seen, more)
         return findings

@@ -1,11 +1,13 @@
 """The networks of the paper's experiments, as plain modules: ``bayesianize`` makes them Bayesian.
 
-All start with Xavier-uniform weights and zero biases, as in the paper.
+All start with Xavier-uniform weights and zero biases, as in the paper. They flatten the last three dimensions, whatever
+is in front: vectorised particles pass.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,27 +19,28 @@ from pyro_vsd.distributions.layers import MODULES
 __all__ = ["alexnet", "convnet", "lenet5", "mlp", "preresnet110", "resnet18", "xavier_uniform_"]
 
 
-def xavier_uniform_(net: nn.Module) -> nn.Module:
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def xavier_uniform_(net: Network) -> Network:
     """Draws the weights of all Linear and convolution layers Xavier-uniform and sets their biases to zero, in place.
 
     >>> xavier_uniform_(nn.Linear(2, 3)).bias
     Parameter containing:
     tensor([0., 0., 0.], requires_grad=True)
     """
-    module: Any
-    for module in net.modules():
-        if isinstance(module, MODULES):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    layers: list[Any] = [module for module in net.modules() if isinstance(module, MODULES)]
+    for layer in layers:
+        nn.init.xavier_uniform_(layer.weight)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     return net
 
 
 def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     """Linear layers with an activation between them.
 
-    :param sizes: the number of inputs, of units of each hidden layer, and of outputs. Layers ``0, 2, 4, …`` of the
-        result are Linear.
+    :param sizes: the number of inputs, of units of each hidden layer, and of outputs.
     :param activation: makes the activation.
 
     >>> mlp([784, 400, 400, 10])[0]
@@ -46,12 +49,8 @@ def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = nn.ReLU) -> 
     if len(sizes) < 2:
         raise ValueError(f"sizes={sizes!r} is too short: give the number of inputs, of hidden units, and of outputs.")
     _check_sizes(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})
-    layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
-        layers += [nn.Linear(inputs, outputs), activation()]
-    net = nn.Sequential(*layers[:-1])
-    xavier_uniform_(net)
-    return net
+    layers = [layer for inputs, outputs in pairwise(sizes) for layer in (nn.Linear(inputs, outputs), activation())]
+    return xavier_uniform_(nn.Sequential(*layers[:-1]))
 
 
 def convnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> nn.Sequential:
@@ -73,14 +72,11 @@ def convnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     side = _side(image_size, image_size // 4, "two 2×2 poolings need at least 4")
     return _sequence(
         conv1=nn.Conv2d(in_channels, 32, 5, padding=2),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
         conv2=nn.Conv2d(32, 64, 5, padding=2),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
-        flatten=_Flatten(),
+        flatten=nn.Flatten(-3),
         fc1=nn.Linear(64 * side * side, 128),
-        relu3=nn.ReLU(),
         fc2=nn.Linear(128, num_classes),
     )
 
@@ -103,16 +99,12 @@ def lenet5(num_classes: int = 10, in_channels: int = 1, image_size: int = 28) ->
     side = ((image_size + 2 * padding - 4) // 2 - 4) // 2
     return _sequence(
         conv1=nn.Conv2d(in_channels, 6, 5, padding=padding),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
         conv2=nn.Conv2d(6, 16, 5),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
-        flatten=_Flatten(),
+        flatten=nn.Flatten(-3),
         fc1=nn.Linear(16 * side * side, 120),
-        relu3=nn.ReLU(),
         fc2=nn.Linear(120, 84),
-        relu4=nn.ReLU(),
         fc3=nn.Linear(84, num_classes),
     )
 
@@ -135,19 +127,14 @@ def alexnet(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -
     side = _side(image_size, (image_size + 3) // 4 // 8, "a stride of 4 and three 2×2 poolings need at least 29")
     return _sequence(
         conv1=nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
         conv2=nn.Conv2d(64, 192, 5, padding=2),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
         conv3=nn.Conv2d(192, 384, 3, padding=1),
-        relu3=nn.ReLU(),
         conv4=nn.Conv2d(384, 256, 3, padding=1),
-        relu4=nn.ReLU(),
         conv5=nn.Conv2d(256, 256, 3, padding=1),
-        relu5=nn.ReLU(),
         pool3=nn.MaxPool2d(2),
-        flatten=_Flatten(),
+        flatten=nn.Flatten(-3),
         fc=nn.Linear(256 * side * side, num_classes),
     )
 
@@ -191,13 +178,6 @@ def preresnet110(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
     return xavier_uniform_(_ResNet(_PreBlock, [16, 32, 64], 18, num_classes, in_channels))
 
 
-class _Flatten(nn.Flatten):
-    """Flattens channels, height and width, whatever dimensions are in front: vectorised particles pass."""
-
-    def __init__(self) -> None:
-        super().__init__(-3, -1)
-
-
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
 
@@ -209,10 +189,9 @@ class _Block(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = _conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
         self.conv2, self.bn2 = _conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)
-        same = stride == 1 and inputs == outputs
-        self.shortcut = (
-            nn.Identity() if same else nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -230,8 +209,7 @@ class _PreBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(F.relu(self.bn1(x)))
-        out = self.conv2(F.relu(self.bn2(out)))
-        return out + self.shortcut(x)
+        return self.conv2(F.relu(self.bn2(out))) + self.shortcut(x)
 
 
 class _ResNet(nn.Module):
@@ -276,6 +254,12 @@ def _side(image_size: int, side: int, reason: str) -> int:
 
 
 def _sequence(**layers: nn.Module) -> nn.Sequential:
-    net = nn.Sequential(OrderedDict(layers))
-    xavier_uniform_(net)
-    return net
+    """The layers with ``relu1``, ``relu2``, … after each that has weights, but the last."""
+    net, count = OrderedDict[str, nn.Module](), 0
+    for name, layer in layers.items():
+        net[name] = layer
+        if isinstance(layer, MODULES):
+            count += 1
+            net[f"relu{count}"] = nn.ReLU()
+    net.popitem()
+    return xavier_uniform_(nn.Sequential(net))

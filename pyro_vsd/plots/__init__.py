@@ -12,8 +12,7 @@ except ImportError as error:
 from pyro_vsd.plots.classification import entropy_cdf, entropy_histogram, ood_roc, reliability, risk_coverage
 from pyro_vsd.plots.noise import droprates, noise_covariance, noise_variances
 from pyro_vsd.plots.regression import band
-from pyro_vsd.plots.report_card import diagnosis
-from pyro_vsd.plots.training import elbo_terms
+from pyro_vsd.plots.training import diagnosis, elbo_terms
 
 __all__ = [
     "band",

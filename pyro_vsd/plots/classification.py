@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ def reliability(
 ) -> Axes:
     """Accuracy against confidence, in bins, with 95 % Wilson intervals; below the diagonal a model is too sure.
 
-    One prediction is drawn as bars with its gaps to the mean confidence, several as lines.
+    One prediction is drawn as bars with its gaps to the confidence, several as lines.
 
     :param prediction: one, in any form the metrics take, or several by name, on the same inputs.
     :param y: labels, ``(N,)``.
@@ -48,16 +49,12 @@ def reliability(
         if len(series) == 1:
             width = 1 / num_bins
             axes.bar(at, accuracy, width, color=style.colour, edgecolor="white", alpha=0.55, label=label)
-            axes.bar(
-                at, confidence - accuracy, width, bottom=accuracy,
-                fill=False, edgecolor="#D55E00", linewidth=0.8, hatch="////", label="gap to confidence",
-            )  # fmt: skip
+            hatched: dict[str, Any] = {"fill": False, "edgecolor": "#D55E00", "linewidth": 0.8, "hatch": "////"}
+            axes.bar(at, confidence - accuracy, width, bottom=accuracy, label="gap to confidence", **hatched)
             axes.errorbar(at, accuracy, error, fmt="none", ecolor="black", elinewidth=1, capsize=2)
         else:
-            axes.errorbar(
-                confidence, accuracy, error, label=label, color=style.colour, linestyle=style.line,
-                marker=style.marker, markersize=4, linewidth=1.4, elinewidth=0.7,
-            )  # fmt: skip
+            points: dict[str, Any] = {"marker": style.marker, "markersize": 4, "elinewidth": 0.7}
+            axes.errorbar(confidence, accuracy, error, label=label, **style.stroke(1.4), **points)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return finish(axes, "confidence", "accuracy")
 
@@ -77,11 +74,8 @@ def entropy_histogram(prediction: Classes | Mapping[str, Classes], *, bins: int 
         style = look(index)
         density, edges = np.histogram(array(metrics.predictive_entropy(one)), bins, (0, top), density=True)
         axes.stairs(density, edges, fill=True, color=style.colour, alpha=0.18, label="_fill")
-        # hatches of more than two would cover each other
-        axes.stairs(
-            density, edges, color=style.colour, linestyle=style.line, linewidth=1.4,
-            hatch=style.hatch if len(series) <= 2 else None, label=name or "_single",
-        )  # fmt: skip
+        hatch = style.hatch if len(series) <= 2 else None  # more than two would cover each other
+        axes.stairs(density, edges, hatch=hatch, label=name or "_single", **style.stroke(1.4))
     axes.set_xlim(0, top)
     return finish(axes, "predictive entropy (nats)", "density")
 
@@ -97,14 +91,12 @@ def entropy_cdf(prediction: Classes | Mapping[str, Classes], *, ax: Axes | None 
     axes, series = new_axes(ax), named(prediction)
     top = _largest_entropy(series)
     for index, (name, one) in enumerate(series.items()):
-        style, entropy = look(index), array(metrics.predictive_entropy(one).sort().values)
+        entropy = array(metrics.predictive_entropy(one).sort().values)
         ranks = array(_thin(torch.arange(1, len(entropy) + 1)))
         x, share = entropy[ranks - 1], ranks / len(entropy)
         # from (0, 0) to the right edge, also where all entropies are equal
-        axes.step(
-            np.concatenate([[0], x, [max(top, x[-1])]]), np.concatenate([[0], share, [1]]), where="post",
-            color=style.colour, linestyle=style.line, linewidth=1.6, label=name or "_single",
-        )  # fmt: skip
+        x, share = np.concatenate([[0], x, [max(top, x[-1])]]), np.concatenate([[0], share, [1]])
+        axes.step(x, share, where="post", label=name or "_single", **look(index).stroke())
     axes.set(xlim=(0, top), ylim=(0, 1.02))
     return finish(axes, "predictive entropy (nats)", "share of rows")
 
@@ -130,11 +122,10 @@ def ood_roc(
         raise ValueError(f"inside and outside must have the same names, not {[*positives]} and {[*negatives]}.")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="_chance")
     for index, name in enumerate(positives):
-        style = look(index)
         scores = _scores(positives[name], score), _scores(negatives[name], score)
         fpr, tpr = (array(_thin(part)) for part in metrics.roc_curve(*scores))
         label = f"{name}, AUROC {metrics.auroc(*scores):.3f}".removeprefix(", ")
-        axes.plot(fpr, tpr, color=style.colour, linestyle=style.line, linewidth=1.6, label=label)
+        axes.plot(fpr, tpr, label=label, **look(index).stroke())
     axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
     return finish(axes, "accepted out of distribution (FPR)", "accepted in distribution (TPR)")
 
@@ -165,14 +156,10 @@ def risk_coverage(
         axes.axhline(float(curve.risk[-1]), color=style.colour, linewidth=0.8, linestyle=":", label="_random")
         # left of its first point the most certain rows are kept or rejected together
         coverage, risk = torch.cat([curve.coverage[:1] * 0, curve.coverage]), torch.cat([curve.risk[:1], curve.risk])
-        axes.step(
-            array(coverage), array(risk), where="pre",
-            color=style.colour, linestyle=style.line, linewidth=1.6, label=label,
-        )  # fmt: skip
+        axes.step(array(coverage), array(risk), where="pre", label=label, **style.stroke())
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0 if axes.get_ylim()[1] > 0 else None)
-    what = "error rate" if all(map(has_classes, series.values())) else "squared error"
-    what = "loss" if loss is not None else what
+    what = "loss" if loss else "error rate" if all(map(has_classes, series.values())) else "squared error"
     return finish(axes, "coverage (share of rows kept)", f"{what} of the rows kept")
 
 
@@ -189,9 +176,8 @@ def _largest_entropy(series: Mapping[str, Classes]) -> float:
 
 def _thin(points: Tensor) -> Tensor:
     """At most ``_MAX_POINTS`` of the points, evenly spaced, with the first and the last."""
-    if len(points) <= _MAX_POINTS:
-        return points
-    return points[torch.linspace(0, len(points) - 1, _MAX_POINTS, dtype=torch.float64).round().long()]
+    number = min(len(points), _MAX_POINTS)
+    return points[torch.linspace(0, len(points) - 1, number, dtype=torch.float64).round().long()]
 
 
 def _wilson(share: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:

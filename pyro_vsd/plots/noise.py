@@ -66,10 +66,9 @@ def noise_variances(alpha: Tensor | Mapping[str, Tensor], *, ax: Axes | None = N
                 axes.vlines(units, heights.min() / 1.5, heights, color=style.colour, linewidth=0.8, alpha=0.5)
             axes.plot(units, heights, style.marker, color=style.colour, markersize=3.5, label=name or "_single")
         else:
-            axes.stairs(
-                array(variances.sort().values), array(torch.linspace(0, 1, len(variances) + 1)), baseline=None,
-                color=style.colour, linestyle=style.line, linewidth=1.6, label=f"{name} ({len(variances)} units)",
-            )  # fmt: skip
+            heights, edges = array(variances.sort().values), array(torch.linspace(0, 1, len(variances) + 1))
+            label = f"{name} ({len(variances)} units)"
+            axes.stairs(heights, edges, baseline=None, label=label, **style.stroke())
     axes.axhline(1, color=GREY, linewidth=1, linestyle=":", label="_one")
     axes.set_yscale("log")
     return finish(axes, "unit" if len(layers) == 1 else "share of units", "noise variance α")

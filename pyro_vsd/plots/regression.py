@@ -40,9 +40,7 @@ def band(
     inputs = _column("x", to_tensor(x, name="x"))
     mean = _column("prediction", prediction.mean)
     if len(inputs) != len(mean):
-        raise ValueError(
-            f"x has {len(inputs)} rows, and the prediction {len(mean)}. Give the inputs of the prediction."
-        )
+        raise ValueError(f"x has {len(inputs)} rows, the prediction {len(mean)}. Give the inputs of the prediction.")
     variance = prediction.variance if part == "total" else getattr(prediction, part)
     scale, epistemic = _column("prediction", variance).sqrt(), _column("prediction", prediction.epistemic).sqrt()
     order = inputs.argsort()
@@ -52,17 +50,12 @@ def band(
     for sigmas in range(num_sigmas, 0, -1):
         # each band lies on the wider ones, so the shades add up
         label = f"±{', '.join(str(k) for k in range(1, num_sigmas + 1))} σ {part}" if sigmas == num_sigmas else "_inner"
-        axes.fill_between(
-            at, centre - sigmas * sigma, centre + sigmas * sigma,
-            color=main.colour, alpha=0.16, linewidth=0, label=label,
-        )  # fmt: skip
+        low, high = centre - sigmas * sigma, centre + sigmas * sigma
+        axes.fill_between(at, low, high, color=main.colour, alpha=0.16, linewidth=0, label=label)
     axes.plot(at, centre, color=main.colour, linewidth=1.8, label="mean")
     if part == "total":
         for sign, label in ((1, f"±{num_sigmas} σ epistemic"), (-1, "_lower")):
-            axes.plot(
-                at, centre + sign * num_sigmas * own,
-                color=second.colour, linestyle=second.line, linewidth=1.2, label=label,
-            )  # fmt: skip
+            axes.plot(at, centre + sign * num_sigmas * own, label=label, **second.stroke(1.2))
     if data is not None:
         points = (array(_column("data", to_tensor(values, name="data"))) for values in data)
         axes.plot(*points, "k.", markersize=4, label="data", zorder=3)
@@ -74,7 +67,5 @@ def _column(name: str, values: Tensor) -> Tensor:
     if values.dim() == 2 and values.shape[-1] == 1:
         values = values.squeeze(-1)
     if values.dim() != 1:
-        raise ValueError(
-            f"{name} must have shape (N,) or (N, 1), not {tuple(values.shape)}: one input against one output."
-        )
+        raise ValueError(f"{name} must have shape (N,) or (N, 1), one input or output, not {tuple(values.shape)}.")
     return values

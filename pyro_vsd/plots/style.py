@@ -19,34 +19,29 @@ _LINES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5,
 _MARKERS = ("o", "s", "^", "D", "v")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 
-LineStyle = str | tuple[int, tuple[float, ...]]
-
 
 class Look(NamedTuple):
     """How one of several series is drawn."""
 
     colour: str
-    line: LineStyle
+    line: str | tuple[int, tuple[float, ...]]
     marker: str
     hatch: str
+
+    def stroke(self, width: float = 1.6) -> dict[str, Any]:
+        """Options of a line."""
+        return {"color": self.colour, "linestyle": self.line, "linewidth": width}
 
 
 def look(index: int) -> Look:
     """The look of the series of that index."""
-    return Look(
-        _COLOURS[index % len(_COLOURS)],
-        _LINES[index % len(_LINES)],
-        _MARKERS[index % len(_MARKERS)],
-        _HATCHES[index % len(_HATCHES)],
-    )
+    number = index % len(_LINES)
+    return Look(_COLOURS[index % len(_COLOURS)], _LINES[number], _MARKERS[number], _HATCHES[number])
 
 
 def new_axes(ax: Axes | None) -> Axes:
     """The given axes, or those of a new figure."""
-    if ax is not None:
-        return one_axes("ax", ax)
-    _, fresh = plt.subplots(figsize=(5.0, 3.6), layout="constrained")
-    return fresh
+    return one_axes("ax", plt.subplots(figsize=(5.0, 3.6), layout="constrained")[1] if ax is None else ax)
 
 
 def one_axes(name: str, ax: Any) -> Axes:
@@ -64,17 +59,16 @@ def array(tensor: Tensor) -> NDArray[Any]:
 
 def named(things: Any) -> dict[str, Any]:
     """Series by name; a single one has the empty name, without a legend."""
-    if isinstance(things, Mapping):
-        if not things:
-            raise ValueError("there is nothing to draw: the dict is empty.")
-        return dict(things)
-    return {"": things}
+    if not isinstance(things, Mapping):
+        return {"": things}
+    if not things:
+        raise ValueError("there is nothing to draw: the dict is empty.")
+    return dict(things)
 
 
 def finish(ax: Axes, xlabel: str, ylabel: str, legend: bool | None = None) -> Axes:
     """Labels, a frame of two sides, and a legend where a series has a name."""
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
     if legend or (legend is None and ax.get_legend_handles_labels()[1]):
         ax.legend(frameon=False, fontsize="small")

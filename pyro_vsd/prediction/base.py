@@ -32,10 +32,8 @@ class Prediction:
     :param components: one distribution of batch shape ``(S, N)`` holding every sample's predictive distribution.
 
     >>> rate = torch.tensor([[1.0, 2.0], [3.0, 2.0]])  # two samples, two rows
-    >>> prediction = Prediction(
-    ...     rate.mean(0), rate.mean(0) + rate.var(0, correction=0), 2,
-    ...     samples=rate, components=torch.distributions.Poisson(rate),
-    ... )
+    >>> variance, components = rate.mean(0) + rate.var(0, correction=0), torch.distributions.Poisson(rate)
+    >>> prediction = Prediction(rate.mean(0), variance, 2, samples=rate, components=components)
     >>> prediction
     Prediction(mean=(2,), num_samples=2, samples kept)
     >>> prediction.log_prob(torch.tensor([0.0, 0.0])).exp()
@@ -62,10 +60,8 @@ class Prediction:
         #: mean of each sample's predictive distribution, ``(S, N, ...)``, or None where not kept
         self.samples = None if samples is None else check_shape("samples", samples, (num_samples, *mean.shape))
         if components is not None and tuple(components.batch_shape) != (num_samples, len(mean)):
-            raise ValueError(
-                f"components must have batch shape {(num_samples, len(mean))}, not {tuple(components.batch_shape)}. "
-                "Move dimensions of one row's target into the event with .to_event(n)."
-            )
+            shapes = f"{(num_samples, len(mean))}, not {tuple(components.batch_shape)}"
+            raise ValueError(f"components must have batch shape {shapes}. Move other dimensions with .to_event(n).")
         #: every sample's predictive distribution, of batch shape ``(S, N)``, or None where not kept
         self.components = components
 
@@ -167,8 +163,6 @@ def check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
         raise ValueError(f"y must hold integer labels, not {y.dtype}. Use y.long().")
     labels = y.long()
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
-        raise ValueError(
-            f"y must hold labels from 0 to {num_classes - 1}; its labels run from {int(labels.min())} to "
-            f"{int(labels.max())}. Number the classes from 0, and leave out rows without a label."
-        )
+        found = f"from {int(labels.min())} to {int(labels.max())}"
+        raise ValueError(f"y must hold labels from 0 to {num_classes - 1}, not {found}. Number the classes from 0.")
     return labels

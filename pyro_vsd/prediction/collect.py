@@ -31,10 +31,10 @@ class Collector:
         raise NotImplementedError
 
     def _sum(self, name: str, flat: Tensor, value: Tensor) -> None:
-        dtype = _sum_dtype(value)
+        value = value.to(_sum_dtype(value))
         if name not in self.sums:
-            self.sums[name] = torch.zeros((self.rows, *value.shape[1:]), dtype=dtype, device=value.device)
-        self.sums[name].index_add_(0, (flat % self.rows).to(value.device), value.to(dtype))
+            self.sums[name] = value.new_zeros((self.rows, *value.shape[1:]))
+        self.sums[name].index_add_(0, (flat % self.rows).to(value.device), value)
 
     def _keep(self, name: str, flat: Tensor, value: Tensor) -> None:
         if not self.keep:
@@ -53,13 +53,10 @@ class Collector:
     def _add_spread(self, flat: Tensor, value: Tensor) -> None:
         """Sums of deviations from each row's first sample, so that a small spread around a large mean survives."""
         if self.pivot is None:
-            self.pivot = torch.zeros((self.rows, *value.shape[1:]), dtype=value.dtype, device=value.device)
-        first = flat < self.rows
-        flat_here = (flat % self.rows).to(value.device)
-        if bool(first.any()):
-            chosen = first.to(value.device)
-            self.pivot[flat_here[chosen]] = value[chosen]
-        deviation = value - self.pivot[flat_here]
+            self.pivot = value.new_zeros((self.rows, *value.shape[1:]))
+        first, row = (flat < self.rows).to(value.device), (flat % self.rows).to(value.device)
+        self.pivot[row[first]] = value[first]
+        deviation = value - self.pivot[row]
         self._sum("deviation", flat, deviation)
         self._sum("square", flat, deviation.to(_sum_dtype(value)).square())
 
@@ -81,22 +78,17 @@ class _Classes(Collector):
         self.dtype = probs.dtype
 
     def finish(self) -> Prediction:
-        return ClassificationPrediction(
-            self._mean("probs", self.dtype),
-            self._mean("entropy", self.dtype),
-            self.num_samples,
-            samples=self._kept("probs"),
-        )
+        probs, entropy = self._mean("probs", self.dtype), self._mean("entropy", self.dtype)
+        return ClassificationPrediction(probs, entropy, self.num_samples, samples=self._kept("probs"))
 
 
 class _Normals(Collector):
     def add(self, flat: Tensor, distribution: Any) -> None:
         base = base_distribution(distribution)
-        mean, scale = base.mean, base.stddev
-        self._add_spread(flat, mean)
-        self._sum("variance", flat, scale.square())
-        self._keep("mean", flat, mean)
-        self._keep("scale", flat, scale)
+        self._add_spread(flat, base.mean)
+        self._sum("variance", flat, base.stddev.square())
+        self._keep("mean", flat, base.mean)
+        self._keep("scale", flat, base.stddev)
 
     def finish(self) -> Prediction:
         mean, epistemic = self._moments()
@@ -144,17 +136,15 @@ class _Components(Distribution):
 
     def __init__(self, parts: list[list[Any]], num_samples: int, rows: int):
         self.parts = parts
-        distribution = parts[0][1]
-        extra = distribution.batch_shape[1:]
-        super().__init__(torch.Size((num_samples, rows)), extra + distribution.event_shape, validate_args=False)
+        event_shape = parts[0][1].batch_shape[1:] + parts[0][1].event_shape
+        super().__init__(torch.Size((num_samples, rows)), event_shape, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
         out = None
         if not value.is_floating_point():  # log_prob subtracts from it, which a bool does not allow
             value = value.to(torch.get_default_dtype())
         for flat, distribution in self.parts:
-            row = value[flat.to(value.device) % self._batch_shape[1]]
-            density = distribution.log_prob(row)
+            density = distribution.log_prob(value[flat.to(value.device) % self._batch_shape[1]])
             density = density.flatten(1).sum(-1) if density.dim() > 1 else density
             if out is None:
                 out = density.new_empty(self._batch_shape.numel())
@@ -166,13 +156,12 @@ class _Components(Distribution):
 def make_collector(distribution: Any, num_samples: int, rows: int, keep: bool) -> Collector:
     """The collector for an observed site of this distribution."""
     kind: type[Collector] = _Any
-    base = base_distribution(distribution)
+    base, event_dim = base_distribution(distribution), len(distribution.event_shape)
     if len(distribution.batch_shape) == 1:
-        if isinstance(base, (Categorical, OneHotCategorical)) and base is distribution:
+        one_label = isinstance(distribution, (Categorical, OneHotCategorical))
+        if one_label or (isinstance(base, Bernoulli) and event_dim == 0):
             kind = _Classes
-        elif isinstance(base, Bernoulli) and len(distribution.event_shape) == 0:
-            kind = _Classes
-        elif isinstance(base, Normal) and len(distribution.event_shape) <= 1:
+        elif isinstance(base, Normal) and event_dim <= 1:
             kind = _Normals
     return kind(num_samples, rows, keep)
 
