@@ -6,9 +6,9 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -163,7 +163,13 @@ def fit(
     batches = Batches(data, batch_size)
     if validation is not None and not callable(validation):
         validation = Batches(validation, name="validation")
-    _check_num_data(model, batches)
+    num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
+    if num_data is not None and rows is not None and num_data != rows:
+        warnings.warn(
+            f"the model scales the likelihood to num_data={num_data} rows, and the data has {rows}. Make the model "
+            f"with num_data={rows}, unless this is intended.",
+            stacklevel=2,
+        )
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with Group() as group, contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=devices):
         if seed is not None:
@@ -185,33 +191,21 @@ def fit(
             return run.train(epochs, pressed, progress)
 
 
-def _check_num_data(model: Any, batches: Batches) -> None:
-    num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
-    if rows is not None and num_data is not None and num_data != rows:
-        warnings.warn(
-            f"the model scales the likelihood to num_data={num_data} rows, and the data has {rows}. Make the model "
-            f"with num_data={rows}, unless this is intended.",
-            stacklevel=3,
-        )
-
-
 def _set_up(guide: Any, batches: Batches, seed: int) -> None:
     """Makes the parameters of a guide that waits for its first batch."""
     if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
         setup: Any = getattr(guide, "setup", guide)
-        for first, *_ in batches.steps(0, seed):
+        for (first,) in islice(batches.steps(0, seed), 1):
             args, kwargs = arguments(first)
             with torch.no_grad():
                 setup(*args, **kwargs)
-            return
 
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The first Ctrl-C is noted in the list, the second one raises.
+    """The first Ctrl-C is noted in the list, since half a step would update half of the parameters; the second raises.
 
-    An optimiser interrupted in the middle of its step would update only half of the parameters. Replaces Python's own
-    handler only, and in the main thread only.
+    Replaces Python's own handler only, and in the main thread only.
     """
     pressed: list[int] = []
 
@@ -221,14 +215,14 @@ def _interrupts() -> Iterator[list[int]]:
         pressed.append(number)
 
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, press)
+    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, press)
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ---- one step of an optimiser
@@ -277,11 +271,7 @@ def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
 
 
 def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
-    """A step on the mean of the losses of some batches; for each the terms of its loss.
-
-    The mean of k losses, each the likelihood of B rows times N / B and the KL, is the loss of the k B rows together:
-    the KL counts once.
-    """
+    """A step on the mean of the losses of some batches, in which the KL counts once; for each the terms of its loss."""
     objective: nn.Module = elbo(model, guide)
     own = {id(p) for p in (guide if isinstance(guide, nn.Module) else objective).parameters()}
     if own.isdisjoint(id(p) for parameters in optimizer.param_groups for p in parameters["params"]):
@@ -289,7 +279,8 @@ def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, g
             "optimizer holds none of the guide's parameters. Make it from guide.parameter_groups(), after "
             "guide.setup(x, y) for hand-written models, or pass optimizer=torch.optim.Adam."
         )
-    loss_module: Any = group.wrap(objective)
+    # its gradients are the means over all processes, its start is the first one's
+    loss_module: Any = nn.parallel.DistributedDataParallel(objective) if group.size > 1 else objective
     where = " in a different process" if group.size > 1 else ""
     evaluations = count(1)
 
@@ -341,18 +332,12 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
 
 # ---- the loop
 
-# What a checkpoint holds of a run, and of each process, beside the states of model, guide, optimiser and ELBO.
+# What a checkpoint holds of a run, beside the states of model, guide, optimiser and ELBO and of each process.
 _OF_RUN = ("done", "history", "best", "best_epoch", "best_states")
-_OF_PROCESS = ("generators", "epoch_start", "means")
 
 
 class _Run:
-    """One call of ``fit``: its options, and where it is.
-
-    :ivar epoch: finished epochs.
-    :ivar step: finished steps.
-    :ivar done: finished steps of the current epoch.
-    """
+    """One call of ``fit``: its options, and where it is: finished epochs, steps, and steps of the epoch (``done``)."""
 
     def __init__(
         self, model: Any, guide: Any, elbo: Any, batches: Batches, optimizer: Any, scheduler: Any, interval: str,
@@ -395,10 +380,8 @@ class _Run:
         per_epoch = self.batches.num_steps(self.accumulate, self.group.size)
         if self.group.rank:
             progress = False
-        with tqdm(
-            total=per_epoch and epochs * per_epoch, initial=self.step, desc="fit", unit="step",
-            disable=None if progress is None else not progress,
-        ) as bar:  # fmt: skip
+        total, disable = per_epoch and epochs * per_epoch, None if progress is None else not progress
+        with tqdm(total=total, initial=self.step, desc="fit", unit="step", disable=disable) as bar:
             stopped = "epochs"
             while self.epoch < epochs and not self._exhausted() and stopped == "epochs":
                 stopped = self._train_epoch(pressed, bar)
@@ -487,7 +470,12 @@ class _Run:
 
     def _validate(self) -> dict[str, float]:
         if not isinstance(self.validation, Batches):
-            return self.group.same(_metrics(self.validation(self.model, self.guide)))
+            found = self.validation(self.model, self.guide)
+            try:
+                metrics = {name: float(value) for name, value in found.items()}
+            except (AttributeError, TypeError, ValueError, RuntimeError):
+                raise TypeError(f"validation must return numbers by name, {{'nll': 0.5}}, not {found!r}.") from None
+            return self.group.same(metrics)
         # Always the same noise: the differences between epochs are those of the parameters.
         seed = mix_seed(self.settings["seed"], -2)
         stream = Stream()
@@ -520,7 +508,7 @@ class _Run:
     def _states(self) -> dict[str, Any]:
         """Copies of all parameters and buffers."""
         states: dict[str, Any] = {name: dict(module.state_dict()) for name, module in self.modules.items()}
-        states["params"] = loose_parameters(self.optimizer, self.modules, everything=False)
+        states["params"] = loose_parameters(self.optimizer, self.modules)
         copied: dict[str, Any] = map_tensors(lambda tensor: tensor.detach().clone(), states)
         return copied
 
@@ -547,44 +535,31 @@ class _Run:
         assert self.checkpoint is not None
         path = os.fspath(self.checkpoint.path)
         content = load_checkpoint(path, rng=False)
-        state: Any = content["extra"].get("fit") if isinstance(content["extra"], dict) else None
-        _check_fields(path, state, (*_OF_RUN, "settings", "processes"))
-        _check_fields(path, state["settings"], tuple(self.settings))
-        fixed = ["processes", "generators"] + ["seed"] * (seed is not None)
-        fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
-        pairs = {name: (state["settings"][name], self.settings[name]) for name in fixed}
-        wrong = [f"{name}={before}, not {now}" for name, (before, now) in pairs.items() if before != now]
-        if wrong:
-            raise ValueError(
-                f"checkpoint: the run in {path!r} has {'; '.join(wrong)}. Continue it as it was begun, or start a new "
-                "one with a different path or Checkpoint(path, resume=False)."
-            )
-        own = state["processes"][self.group.rank]
-        _check_fields(path, own, _OF_PROCESS)
-        _check_fields(path, own["means"], tuple(vars(self.means)))
-        for generators in (own["generators"], own["epoch_start"]):
-            if generators is not None or state["done"]:
-                _check_fields(path, generators, ("rng", "loader"))
-                check_rng_state(generators["rng"])
-                for loader in generators["loader"]:
-                    torch.Generator().set_state(loader)
+        advice = "start a new run with a different path or Checkpoint(path, resume=False)."
+        try:
+            state = content["extra"]["fit"]
+            before = {name: state["settings"][name] for name in self.settings}
+            fixed = ["processes", "generators"] + ["seed"] * (seed is not None)
+            fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
+            wrong = [f"{k}={before[k]}, not {self.settings[k]}" for k in fixed if before[k] != self.settings[k]]
+            if wrong:
+                raise ValueError(f"checkpoint: the run in {path!r} has {'; '.join(wrong)}. Continue it so, or {advice}")
+            own = state["processes"][self.group.rank]
+            found = {name: state[name] for name in _OF_RUN} | {"epoch_start": own["epoch_start"]}
+            found["history"] = History(state["history"])
+            found["means"] = EpochMeans(*(own["means"][name] for name in vars(self.means)))
+            for generators in (own["generators"], own["epoch_start"]):
+                if generators is not None or state["done"]:
+                    check_rng_state(generators["rng"])
+                    for loader in generators["loader"]:
+                        torch.Generator().set_state(loader)
+        except (KeyError, IndexError, TypeError, RuntimeError) as error:
+            raise ValueError(f"checkpoint: {path!r} was not written by this version of fit: {advice}") from error
         load_checkpoint(path, **self._parts())
         self._set_generators(own["generators"])
-        for name in _OF_RUN:
-            setattr(self, name, state[name])
-        self.history, self.means = History(state["history"]), EpochMeans(**own["means"])
-        self.epoch_start = own["epoch_start"]
-        self.settings["seed"] = state["settings"]["seed"]
-        self.epoch, self.step = content["epoch"], content["step"]
+        vars(self).update(found, epoch=content["epoch"], step=content["step"])
+        self.settings["seed"] = before["seed"]
         self.saved = self.epoch, self.done
-
-
-def _check_fields(path: str, state: Any, fields: tuple[str, ...]) -> None:
-    if not isinstance(state, dict) or set(state) != set(fields):
-        raise ValueError(
-            f"checkpoint: {path!r} was not written by this version of fit. Read the parameters with load_checkpoint, "
-            "and pass a different path or Checkpoint(path, resume=False)."
-        )
 
 
 def _watched(record: dict[str, Any], stopping: EarlyStopping | None) -> float:
@@ -600,15 +575,3 @@ def _watched(record: dict[str, Any], stopping: EarlyStopping | None) -> float:
         raise ValueError(f"early_stopping needs a mode for the metric {name!r}: EarlyStopping(mode='min' or 'max').")
     value = float(metrics[name])
     return -value if better.startswith(("max", "higher")) else value
-
-
-def _metrics(found: Any) -> dict[str, float]:
-    """What a validation function returned, as numbers by name."""
-    try:
-        if not isinstance(found, Mapping):
-            raise TypeError
-        return {name: float(value) for name, value in found.items()}
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"validation must return a number for each name, as {{'nll': 0.5}} or vsd.metrics.report, not {found!r}."
-        ) from None
