@@ -108,9 +108,8 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Loads a checkpoint into the objects given, and returns its content.
 
-    On the CPU the training run then continues bit for bit. Everything is checked before anything is changed: a file
-    that is truncated, damaged, foreign, or of a different model raises and leaves the objects as they were. Reading a
-    file runs none of its code (``weights_only=True``).
+    On the CPU the training run then continues bit for bit. A file that is damaged, foreign, or of a different model
+    raises and leaves all objects as they were. Reading a file runs none of its code (``weights_only=True``).
 
     :param guide: a ``VSDGuide`` need not have parameters yet. An optimiser over them needs ``guide.setup(x, y)`` first.
     :param rng: whether to set the global random generators of torch, NumPy and Python.
@@ -125,7 +124,7 @@ def load_checkpoint(
     try:
         actions = _verify(content, {name: thing for name, thing in given.items() if thing is not None}, rng)
     except Exception as error:  # what a crafted state can raise is not a short list
-        reason = str(error) if isinstance(error, (ValueError, TypeError)) else f"A state is malformed: {error!r}"
+        reason = str(error) if isinstance(error, (ValueError, TypeError, RuntimeError)) else repr(error)
         raise ValueError(f"{os.fspath(path)!r} does not fit. {reason}") from error
     for action in actions:
         action()
@@ -178,8 +177,13 @@ def _kind(thing: Any) -> str:
 
 
 def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimizer: Any) -> _Action:
-    if isinstance(module, VSDGuide):
-        _rehearse(module, state, optimizer)
+    if isinstance(module, VSDGuide):  # rehearsed on a copy, since a guide makes or replaces parameters as a state demands
+        with torch.random.fork_rng(devices=[]):
+            trial = copy.deepcopy(module, {id(module.model): module.model})
+            before = {id(p) for p in trial.parameters()}
+            trial.load_state_dict(state)
+        if isinstance(optimizer, optim.Optimizer) and before != {id(p) for p in trial.parameters()}:
+            raise ValueError("optimizer: the guide would replace its parameters. Make and set up the guide as before.")
     else:
         own = {key: getattr(value, "shape", None) for key, value in module.state_dict().items()}
         saved = {key: getattr(value, "shape", None) for key, value in state.items()}
@@ -192,19 +196,6 @@ def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimize
             module.load_state_dict(state)
 
     return load
-
-
-def _rehearse(guide: VSDGuide, state: dict[str, Any], optimizer: Any) -> None:
-    """Loads into a copy, since a guide makes or replaces its parameters as a state demands."""
-    with torch.random.fork_rng(devices=[]):
-        trial = copy.deepcopy(guide, {id(guide.model): guide.model})
-        before = {id(p) for p in trial.parameters()}
-        trial.load_state_dict(state)
-    if isinstance(optimizer, optim.Optimizer) and before != {id(p) for p in trial.parameters()}:
-        raise ValueError(
-            "optimizer was made over parameters that this guide would replace on loading. Make the guide with the same "
-            "options as before and call guide.setup(x, y) before you make the optimizer."
-        )
 
 
 def _scheduler_loader(scheduler: Any, state: dict[str, Any]) -> _Action:
@@ -246,10 +237,7 @@ def _optimizer_state(optimizer: Any, modules: _Modules) -> dict[str, Any]:
     store = pyro.get_param_store()
     unknown = [tuple(p.shape) for p in optimizer.optim_objs if store.param_name(p) is None]
     if unknown:
-        raise ValueError(
-            f"optimizer has parameters of shapes {unknown} that are not in Pyro's parameter store. Was the store "
-            "cleared since the last step?"
-        )
+        raise ValueError(f"optimizer has parameters, of shapes {unknown}, that were cleared from Pyro's store.")
     places = _places(modules)
     known: dict[Any, Any] = {store.param_name(p): places.get(id(p)) for p in optimizer.optim_objs}
     known = _WAITING.get(optimizer, {}) | known
@@ -262,10 +250,7 @@ def _optimizer_loader(optimizer: Any, state: Any, modules: _Modules) -> _Action:
     if isinstance(optimizer, optim.Optimizer):
         sizes = [[len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])]
         if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"optimizer has groups of {sizes[0]} parameters, and the checkpoint has groups of {sizes[1]}. Make it "
-                "from the same parameters as before, for hand-written models after guide.setup(x, y)."
-            )
+            raise ValueError(f"optimizer has groups of {sizes[0]} parameters, and the checkpoint of {sizes[1]}.")
         copy.copy(optimizer).load_state_dict(state)  # rehearsed on a copy, which has its own groups and states
 
         def load_torch() -> None:
@@ -435,9 +420,7 @@ def to_plain(value: Any, name: str) -> Any:
     if isinstance(value, (list, tuple)):
         items = [to_plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    raise TypeError(
-        f"{name} is a {_kind(value)}. A checkpoint holds only tensors, numbers, strings, None, lists, tuples and dicts."
-    )
+    raise TypeError(f"{name} is a {_kind(value)}. A checkpoint holds tensors, numbers, strings, lists and dicts.")
 
 
 def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None:

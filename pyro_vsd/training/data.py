@@ -18,10 +18,8 @@ BATCH_SIZE = 100
 
 
 class Batches:
-    """Batches of a tuple of tensors ``(x, y)``, of ``vsd.datasets.Data``, or of an iterable such as a ``DataLoader``.
-
-    N rows in batches of at most B become ⌈N/B⌉ batches whose sizes differ by at most one. A loader's batches stay as
-    they are.
+    """⌈N/B⌉ batches, whose sizes differ by at most one, of N rows: a tuple of tensors ``(x, y)`` or
+    ``vsd.datasets.Data``. The batches of an iterable such as a ``DataLoader`` stay as they are.
 
     :param batch_size: largest batch; by default the loader's own, else :data:`BATCH_SIZE`.
     :param name: what errors call the data.
@@ -93,9 +91,7 @@ class Batches:
         return (order[part] for part in split_rows(self.num_rows, size))
 
     def sample(self, seed: int, at_most: int, largest: int | None = None) -> Iterator[Any]:
-        """Batches of one pass until ``at_most`` rows were seen; a seed decides their order where no loader does.
-
-        :param largest: rows of the largest batch, if that is less than the batch size; of a loader's batches the first.
+        """Batches of one pass, of no more than ``largest`` rows, until ``at_most`` rows were seen.
 
         >>> rows = Batches((torch.arange(5.0), torch.arange(5)), 2)
         >>> [len(x) for x, y in rows.sample(seed=0, at_most=3)]
@@ -128,10 +124,10 @@ class Batches:
     def _distributed(self) -> bool:
         return isinstance(getattr(self.data, "sampler", None), DistributedSampler)
 
-    def check_shared(self, world: int) -> None:
+    def check_shared(self) -> None:
         """Raises where a loader would give all rows to each of several processes."""
         known = isinstance(self.data, DataLoader) and not isinstance(self.data.dataset, IterableDataset)
-        if world > 1 and known and not self._distributed and isinstance(self.data.batch_sampler, BatchSampler):
+        if known and not self._distributed and isinstance(self.data.batch_sampler, BatchSampler):
             raise ValueError(f"{self.name} gives each process all rows. Make it with a DistributedSampler.")
 
     def _generators(self) -> list[torch.Generator]:

@@ -60,9 +60,6 @@ def predict(model: Any, guide: Any, *inputs: Any, seed: int | None = None, **opt
     All processes must call it, with the same inputs. In one process it is ``vsd.predict`` itself. In several, rows have
     the same distribution but different draws, except with ``coherent=True``, where all rows of a sample share one draw.
 
-    :param inputs: tensors whose first dimension counts the rows, and other arguments.
-    :param options: those of ``vsd.predict``.
-
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
     torch.Size([5, 3])
@@ -194,10 +191,7 @@ class Group:
             batches = next(steps, [])
             counts = self.gather(len(batches))
             if len(set(counts)) > 1:
-                raise ValueError(
-                    f"data must have as many batches in each process, as with a DistributedSampler; one has only "
-                    f"{done + min(counts)}."
-                )
+                raise ValueError(f"data must have as many batches in each process; one has only {done + min(counts)}.")
             if not batches:
                 return
             done += len(batches)

@@ -69,8 +69,7 @@ class EarlyStopping:
     """Ends training after ``patience`` epochs without a better value of a metric, and restores the best state.
 
     :param patience: epochs to wait for something better.
-    :param metric: one of the validation metrics, or ``"loss"``. By default ``nll`` or ``log_likelihood``, whichever the
-        validation has.
+    :param metric: a validation metric or ``"loss"``; by default ``nll`` or ``log_likelihood``, whichever there is.
     :param min_delta: a better value is better by more than this.
     :param mode: ``"min"`` or ``"max"``, for metrics that ``vsd.metrics`` does not know.
 
@@ -113,8 +112,7 @@ def fit(
     """Trains a model and its guide.
 
     Ctrl-C ends training after the current step, saves the checkpoint and returns the history; a second one ends at
-    once. A loss that is not finite raises and names its site, on the CPU before the parameters are touched. With a
-    checkpoint, calling ``fit`` again in a new process continues the run, on the CPU bit for bit.
+    once. A loss that is not finite raises and names its site, on the CPU before the parameters are touched.
 
     Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
     arguments and end with the same parameters and history. Each takes its own rows of each batch and draws its own
@@ -123,8 +121,8 @@ def fit(
     :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
     :param epochs: passes over the data, including those before a resumed checkpoint.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
-        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all.
-        Parameters that a function keeps in Pyro's store need Pyro's optimisers.
+        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all. Parameters that a function
+        keeps in Pyro's store need Pyro's optimisers.
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
         ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
@@ -137,7 +135,8 @@ def fit(
         function ``(model, guide) -> {name: number}``.
     :param validation_samples: posterior samples for these predictions.
     :param early_stopping: epochs to wait for a better validation, or an :class:`EarlyStopping`.
-    :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it.
+    :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it, on the CPU bit
+        for bit.
     :param progress: a progress bar; by default only in a terminal.
     :param seed: of the order of the rows and of the noise. With a seed, torch's global generators are left as they
         were; without, they decide.
@@ -165,11 +164,7 @@ def fit(
         validation = Batches(validation, name="validation")
     num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
     if num_data is not None and rows is not None and num_data != rows:
-        warnings.warn(
-            f"the model scales the likelihood to num_data={num_data} rows, and the data has {rows}. Make the model "
-            f"with num_data={rows}, unless this is intended.",
-            stacklevel=2,
-        )
+        warnings.warn(f"the model has num_data={num_data} and the data {rows} rows. Is it intended?", stacklevel=2)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with Group() as group, contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=devices):
         if seed is not None:
@@ -177,10 +172,14 @@ def fit(
         order_seed = group.same(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         if group.size > 1:  # a script that seeds all processes alike still wants different noise in each
             torch.manual_seed(mix_seed(order_seed, group.rank))
-            batches.check_shared(group.size)
+            batches.check_shared()
         if isinstance(model, nn.Module):
             model.train()
-        _set_up(guide, batches, order_seed)
+        if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
+            for (first,) in islice(batches.steps(0, order_seed), 1):  # which makes the guide's parameters
+                args, kwargs = arguments(first)
+                with torch.no_grad():
+                    getattr(guide, "setup", guide)(*args, **kwargs)
         run = _Run(
             model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
@@ -189,16 +188,6 @@ def fit(
             run.resume(seed)
         with _interrupts() as pressed:
             return run.train(epochs, pressed, progress)
-
-
-def _set_up(guide: Any, batches: Batches, seed: int) -> None:
-    """Makes the parameters of a guide that waits for its first batch."""
-    if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
-        setup: Any = getattr(guide, "setup", guide)
-        for (first,) in islice(batches.steps(0, seed), 1):
-            args, kwargs = arguments(first)
-            with torch.no_grad():
-                setup(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -275,10 +264,7 @@ def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, g
     objective: nn.Module = elbo(model, guide)
     own = {id(p) for p in (guide if isinstance(guide, nn.Module) else objective).parameters()}
     if own.isdisjoint(id(p) for parameters in optimizer.param_groups for p in parameters["params"]):
-        raise ValueError(
-            "optimizer holds none of the guide's parameters. Make it from guide.parameter_groups(), after "
-            "guide.setup(x, y) for hand-written models, or pass optimizer=torch.optim.Adam."
-        )
+        raise ValueError("optimizer holds none of the guide's parameters. Pass optimizer=torch.optim.Adam, the class.")
     # its gradients are the means over all processes, its start is the first one's
     loss_module: Any = nn.parallel.DistributedDataParallel(objective) if group.size > 1 else objective
     where = " in a different process" if group.size > 1 else ""
@@ -371,10 +357,9 @@ class _Run:
         self.scheduler = scheduler
         self.epoch = self.step = self.done = 0
         self.history, self.means = History(), EpochMeans()
-        self.best, self.best_epoch = math.inf, 0
-        self.best_states: dict[str, Any] | None = None
-        self.epoch_start: dict[str, Any] | None = None  # generators as they were when the epoch began
-        self.saved: tuple[int, int] | None = None  # epoch and steps of the last save
+        self.best, self.best_epoch, self.best_states = math.inf, 0, None
+        self.epoch_start: Any = None  # generators as they were when the epoch began
+        self.saved: Any = None  # epoch and steps of the last save
 
     def train(self, epochs: int, pressed: list[int], progress: bool | None) -> History:
         per_epoch = self.batches.num_steps(self.accumulate, self.group.size)
@@ -463,10 +448,9 @@ class _Run:
         if isinstance(self.optimizer, PyroLRScheduler):
             plateau = self.optimizer.pt_scheduler_constructor is ReduceLROnPlateau
             self.optimizer.step(*([value] if plateau else []))
-        elif isinstance(self.scheduler, ReduceLROnPlateau) and self.interval == "epoch":
-            self.scheduler.step(-value if self.scheduler.mode == "max" else value)
         elif self.scheduler is not None and self.interval == "epoch":
-            self.scheduler.step()
+            plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+            self.scheduler.step(*([-value if self.scheduler.mode == "max" else value] if plateau else []))
 
     def _validate(self) -> dict[str, float]:
         if not isinstance(self.validation, Batches):
@@ -505,16 +489,14 @@ class _Run:
         set_rng_state(state["rng"])
         self.batches.set_state(state["loader"])
 
-    def _states(self) -> dict[str, Any]:
+    def _states(self) -> Any:
         """Copies of all parameters and buffers."""
         states: dict[str, Any] = {name: dict(module.state_dict()) for name, module in self.modules.items()}
         states["params"] = loose_parameters(self.optimizer, self.modules)
-        copied: dict[str, Any] = map_tensors(lambda tensor: tensor.detach().clone(), states)
-        return copied
+        return map_tensors(lambda tensor: tensor.detach().clone(), states)
 
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "guide", "optimizer", "scheduler", "elbo")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in ("model", "guide", "optimizer", "scheduler", "elbo")}
 
     def _save(self) -> None:
         if self.checkpoint is None or self.saved == (self.epoch, self.done):
@@ -526,8 +508,8 @@ class _Run:
         state = {"settings": self.settings, "processes": self.group.gather(own)}
         state |= {name: getattr(self, name) for name in _OF_RUN}
         if self.group.rank == 0:
-            where = {"epoch": self.epoch, "step": self.step}
-            save_checkpoint(self.checkpoint.path, **self._parts(), **where, extra={"fit": state})
+            parts = self._parts() | {"epoch": self.epoch, "step": self.step, "extra": {"fit": state}}
+            save_checkpoint(self.checkpoint.path, **parts)
         self.group.any(False)  # nobody continues before the file is there
 
     def resume(self, seed: int | None) -> None:
