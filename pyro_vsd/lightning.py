@@ -3,11 +3,10 @@
 Only this file imports Lightning (``pip install 'pyro_vsd[lightning]'``), when ``vsd.lightning`` is first used.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn, optim
-from typing_extensions import Self
 
 try:
     from lightning import LightningModule
@@ -22,6 +21,9 @@ from pyro_vsd.training.checkpoint import get_rng_state, set_rng_state, to_plain
 from pyro_vsd.training.data import arguments
 from pyro_vsd.training.distributed import Group, seed_everything
 from pyro_vsd.training.fitting import LOOK_EVERY, make_optimizer, steps_not_counted
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["VSDModule"]
 
@@ -176,7 +178,7 @@ class VSDModule(LightningModule):
     # ---- checkpoints
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> "Self":
         """A module for predictions. The file holds only parameters: pass the model and its guide, made as for training,
         and all options that differ from the defaults.
 

@@ -177,7 +177,7 @@ def _kind(thing: Any) -> str:
 
 
 def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimizer: Any) -> _Action:
-    if isinstance(module, VSDGuide):  # rehearsed on a copy, since a guide makes or replaces parameters as a state demands
+    if isinstance(module, VSDGuide):  # rehearsed on a copy, since a state can make or replace its parameters
         with torch.random.fork_rng(devices=[]):
             trial = copy.deepcopy(module, {id(module.model): module.model})
             before = {id(p) for p in trial.parameters()}

@@ -164,7 +164,8 @@ def fit(
         validation = Batches(validation, name="validation")
     num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
     if num_data is not None and rows is not None and num_data != rows:
-        warnings.warn(f"the model has num_data={num_data} and the data {rows} rows. Is it intended?", stacklevel=2)
+        advice = f"Make the model with num_data={rows}, unless this is intended."
+        warnings.warn(f"the model has num_data={num_data} and the data {rows} rows. {advice}", stacklevel=2)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with Group() as group, contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=devices):
         if seed is not None:
