@@ -32,13 +32,12 @@ class VSDModule(LightningModule):
     """A model and its guide for Lightning's ``Trainer``.
 
     Batches are ``(x, y)`` or dicts of the model's arguments. It logs ``train_loss``, ``train_log_likelihood`` and
-    ``train_kl`` of each step, for the full data, and all metrics of ``vsd.metrics`` on validation and test data, by
-    name: ``val_nll``, ``val_accuracy``, ``test_rmse``, …, over the rows of all processes.
+    ``train_kl`` of each step, for the full data, and all metrics of ``vsd.metrics`` over the rows of all processes, as
+    ``val_nll``, ``test_rmse``, …. Each process draws its own noise, whatever the seed.
 
     A checkpoint of Lightning also holds the step of the KL schedule and the random generators of all processes. A run
     of as many processes, resumed with ``Trainer.fit(…, ckpt_path=…)`` from the end of an epoch, continues bit for bit
-    on the CPU. Each process draws its own noise, whatever the seed. To predict from a checkpoint, pass the model and
-    its guide to :meth:`load_from_checkpoint`.
+    on the CPU.
 
     :param model: a Pyro model that is a module.
     :param guide: its guide, with parameters: hand-written models call ``guide.setup(x, y)`` first.
@@ -47,8 +46,7 @@ class VSDModule(LightningModule):
     :param optimizer: one of ``torch.optim``, or a function of parameter groups (``name`` and ``params``) that makes
         one, such as ``torch.optim.AdamW``. By default Adam.
     :param scheduler: a function of the optimiser that makes a learning-rate scheduler, or a dict for Lightning:
-        ``lambda o: {"scheduler": ReduceLROnPlateau(o), "monitor": "val_nll"}``
-        (in regression ``val_log_likelihood``).
+        ``lambda o: {"scheduler": ReduceLROnPlateau(o), "monitor": "val_nll"}``.
     :param num_samples: posterior samples of validation, test and prediction.
     :param num_inputs: how many of a batch's tensors are the model's inputs; for validation the last one is the target.
     :param predict_options: further options of ``vsd.predict``.
@@ -81,8 +79,7 @@ class VSDModule(LightningModule):
         check_integer("num_inputs", num_inputs, 1)
         self.elbo = VSD_ELBO() if elbo is None else elbo
         self.loss = self.elbo(model, guide)
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.num_inputs = num_inputs
+        self.optimizer, self.scheduler, self.num_inputs = optimizer, scheduler, num_inputs
         self.options = {"progress": False, "num_samples": num_samples, **predict_options}
         self._streams: dict[int, Stream] = {}
         self._generators: list[Any] = []
@@ -112,9 +109,8 @@ class VSDModule(LightningModule):
             loss: Tensor = self.loss(*args, **kwargs)
         if isinstance(self.elbo, VSD_ELBO) and (loss.device.type == "cpu" or batch_idx % LOOK_EVERY == 0):
             self.elbo.check_finite()
-        terms = getattr(self.elbo, "terms", None) or {}
-        values = {"train_loss": loss.detach()}
-        if "kl" in terms:
+        values, terms = {"train_loss": loss.detach()}, getattr(self.elbo, "terms", None)
+        if terms:
             values |= {"train_log_likelihood": terms["log_likelihood"], "train_kl": sum(terms["kl"].values())}
         self.log_dict(values, batch_size=num_rows(batch, "batch"))
         return loss
@@ -133,9 +129,7 @@ class VSDModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}
 
     def on_fit_start(self) -> None:
-        if (
-            not self._set_generators() and self.trainer.world_size > 1
-        ):  # a common seed still gives different noise in each
+        if not self._set_generators() and self.trainer.world_size > 1:  # a common seed, yet different noise in each
             seed_everything(int(torch.randint(2**62, ()).item()))
 
     def on_train_start(self) -> None:
@@ -160,16 +154,10 @@ class VSDModule(LightningModule):
         found = predict(self.model, self.guide, *args[: self.num_inputs], **{"seed": seed, **self.options})
         self._streams.setdefault(dataloader_idx, Stream()).update(found, args[-1])
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_metrics("val")
-
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.validation_step(batch, batch_idx, dataloader_idx)
 
-    def on_test_epoch_end(self) -> None:
-        self._log_metrics("test")
-
-    def _log_metrics(self, prefix: str) -> None:
+    def on_validation_epoch_end(self, prefix: str = "val") -> None:
         streams, self._streams = self._streams, {}
         parts = Group().gather(streams)
         numbers = sorted({number for part in parts for number in part})
@@ -178,6 +166,9 @@ class VSDModule(LightningModule):
             suffix = f"/dataloader_idx_{number}" if len(numbers) > 1 else ""
             values = {f"{prefix}_{name}{suffix}": value for name, value in report.to_dict().items()}
             self.log_dict(values, sync_dist=True, add_dataloader_idx=False)
+
+    def on_test_epoch_end(self) -> None:
+        self.on_validation_epoch_end("test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Prediction:
         """The prediction for a batch: a tensor, or a tuple that begins with the inputs."""
@@ -188,27 +179,19 @@ class VSDModule(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> "Self":
-        """A module with the parameters of a checkpoint. The file holds neither the model nor its guide: pass both, made
-        as for training, and all options that differ from the defaults.
+        """A module for predictions. The file holds only parameters: pass the model and its guide, made as for training,
+        and all options that differ from the defaults.
 
         .. code-block:: python
 
             model = make_model()
             module = VSDModule.load_from_checkpoint("last.ckpt", model=model, guide=vsd.VSDGuide(model), elbo=elbo)
 
-        The parameters are loaded into these objects. To continue training use
-        ``Trainer.fit(module, …, ckpt_path="last.ckpt")``, which also restores the optimiser and the generators.
-
-        :param checkpoint_path: a file of Lightning's.
         :param args: Lightning's own options, also by name: ``map_location``, ``strict``, …
-        :param kwargs: arguments of :class:`VSDModule`.
         """
         missing = [name for name in ("model", "guide") if name not in kwargs]
         if missing and cls.__init__ is VSDModule.__init__:  # a subclass may make them by itself
-            raise TypeError(
-                f"{' and '.join(missing)} must be passed, since a checkpoint does not hold them: "
-                f"{cls.__name__}.load_from_checkpoint(path, model=model, guide=guide)."
-            )
+            raise TypeError(f"{' and '.join(missing)} must be passed by name, since a checkpoint does not hold them.")
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from pyro.optim.optim import _load_state_dict
 from torch import Tensor, nn, optim
 from torch.distributions import transform_to
 
-from pyro_vsd._utils import free_name
+from pyro_vsd._utils import check_integer, free_name
 from pyro_vsd.infer import VSDGuide
 from pyro_vsd.infer.mean_field import support_from_plain, support_to_plain
 
@@ -59,18 +59,16 @@ def save_checkpoint(
     step: int = 0,
     extra: Any = None,
 ) -> None:
-    """Saves a training run: parameters and buffers, the states of the optimiser, the scheduler and the ELBO (the step
-    of its KL schedule), and of the random generators of torch, NumPy and Python.
+    """Saves a training run: parameters, buffers, optimiser, scheduler, the step of the ELBO's KL schedule, and the
+    random generators of torch, NumPy and Python.
 
     The file is written to a temporary name, synchronised and renamed: at any moment ``path`` holds the old checkpoint
     or the new one. It holds tensors, numbers, strings and plain containers only.
 
     :param model: a module, or a function; parameters that a function keeps in Pyro's store are saved too.
-    :param guide: its guide.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``.
     :param scheduler: one of torch's learning-rate schedulers. Pyro's are optimisers.
-    :param epoch: epochs finished.
-    :param step: steps taken.
+    :param epoch: epochs finished; ``step``: steps taken.
     :param extra: anything else of plain types; :func:`load_checkpoint` returns it.
 
     >>> import os, tempfile
@@ -86,12 +84,11 @@ def save_checkpoint(
         "epoch": epoch,
         "step": step,
         "extra": extra,
-        "model": modules["model"].state_dict() if "model" in modules else None,
-        "guide": modules["guide"].state_dict() if "guide" in modules else None,
+        **{name: modules[name].state_dict() if name in modules else None for name in ("model", "guide")},
         "optimizer": None if optimizer is None else _optimizer_state(optimizer, modules),
         "scheduler": None if scheduler is None else {"kind": _kind(scheduler), "state": scheduler.state_dict()},
         "elbo": elbo.state_dict() if hasattr(elbo, "state_dict") else None,
-        "params": loose_parameters(optimizer, modules, everything=len(modules) < 2),
+        "params": loose_parameters(optimizer, modules),
         "rng": get_rng_state(),
         "versions": {"torch": str(torch.__version__), "pyro": str(pyro.__version__)},
     }
@@ -111,9 +108,8 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Loads a checkpoint into the objects given, and returns its content.
 
-    On the CPU the training run then continues bit for bit. Everything is checked before anything is changed: a file
-    that is truncated, damaged, foreign, or of a different model raises and leaves the objects as they were. Reading a
-    file runs none of its code (``weights_only=True``).
+    On the CPU the training run then continues bit for bit. A file that is damaged, foreign, or of a different model
+    raises and leaves all objects as they were. Reading a file runs none of its code (``weights_only=True``).
 
     :param guide: a ``VSDGuide`` need not have parameters yet. An optimiser over them needs ``guide.setup(x, y)`` first.
     :param rng: whether to set the global random generators of torch, NumPy and Python.
@@ -122,15 +118,13 @@ def load_checkpoint(
     """
     content = read_archive(path, map_location)
     if set(content) != _FIELDS:
-        raise ValueError(
-            f"path: {os.fspath(path)!r} lacks the fields {sorted(_FIELDS - set(content))} or has unknown ones "
-            f"{sorted(map(str, set(content) - _FIELDS))}. Read it with the version of pyro_vsd that wrote it."
-        )
+        wrong = sorted(map(str, set(content) ^ _FIELDS))
+        raise ValueError(f"path: in {os.fspath(path)!r} the fields {wrong} are missing or unknown. Wrong version?")
     given = {"model": model, "guide": guide, "optimizer": optimizer, "scheduler": scheduler, "elbo": elbo}
     try:
         actions = _verify(content, {name: thing for name, thing in given.items() if thing is not None}, rng)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
-        reason = str(error) if isinstance(error, (ValueError, TypeError)) else f"A state is malformed: {error!r}"
+    except Exception as error:  # what a crafted state can raise is not a short list
+        reason = str(error) if isinstance(error, (ValueError, TypeError, RuntimeError)) else repr(error)
         raise ValueError(f"{os.fspath(path)!r} does not fit. {reason}") from error
     for action in actions:
         action()
@@ -139,26 +133,26 @@ def load_checkpoint(
 
 def _verify(content: dict[str, Any], given: dict[str, Any], rng: bool) -> list[_Action]:
     """Checks each state against its object; the actions returned then load them."""
+    modules = _modules(given.get("model"), given.get("guide"))
     for name, thing in given.items():
-        function = name in ("model", "guide") and not isinstance(thing, nn.Module)
+        function = name in ("model", "guide") and name not in modules
         if content[name] is None and not function and (name != "elbo" or hasattr(thing, "state_dict")):
             raise ValueError(f"{name}: the checkpoint was saved without its state.")
         if content[name] is not None and function:
             raise ValueError(f"{name} is a function, and the checkpoint has the state of a module. Pass the module.")
-    for name, kind in (("epoch", int), ("step", int), ("params", dict)):
-        if not isinstance(content[name], kind):
-            raise ValueError(f"{name} must be of type {kind.__name__}, not {type(content[name]).__name__}.")
-    modules = _modules(given.get("model"), given.get("guide"))
+        if name in ("optimizer", "scheduler") and content[name]["kind"] != _kind(thing):
+            raise ValueError(f"{name} is a {_kind(thing)}, and the checkpoint has that of a {content[name]['kind']}.")
+    for name in ("epoch", "step"):
+        check_integer(name, content[name])
     # First what could fail in spite of the checks. Pyro's optimisers last, as they look for the names of parameters.
     actions: list[_Action] = []
     if "scheduler" in given:
-        actions.append(_scheduler_loader(given["scheduler"], content["scheduler"]))
-    for name, module in modules.items():
-        actions.append(_module_loader(name, module, content[name], given.get("optimizer")))
+        actions.append(_scheduler_loader(given["scheduler"], content["scheduler"]["state"]))
+    actions += [_module_loader(name, m, content[name], given.get("optimizer")) for name, m in modules.items()]
     if given:
         actions.append(set_loose_parameters(content["params"]))
     if "optimizer" in given:
-        actions.append(_optimizer_loader(given["optimizer"], content["optimizer"], modules))
+        actions.append(_optimizer_loader(given["optimizer"], content["optimizer"]["state"], modules))
     if "elbo" in given and content["elbo"] is not None:
         int(content["elbo"]["step"])
         actions.append(lambda: given["elbo"].load_state_dict(content["elbo"]))
@@ -176,23 +170,26 @@ def _modules(model: Any, guide: Any) -> _Modules:
 
 
 def _kind(thing: Any) -> str:
-    return type(thing).__name__
+    if not isinstance(thing, PyroOptim):
+        return type(thing).__name__
+    made_by = [thing.pt_optim_constructor, getattr(thing, "pt_scheduler_constructor", None)]
+    return "pyro.optim." + " with ".join(getattr(c, "__name__", _kind(c)) for c in made_by if c is not None)
 
 
 def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimizer: Any) -> _Action:
-    if isinstance(module, VSDGuide):
-        _rehearse(module, state, optimizer)
+    if isinstance(module, VSDGuide):  # rehearsed on a copy, since a state can make or replace its parameters
+        with torch.random.fork_rng(devices=[]):
+            trial = copy.deepcopy(module, {id(module.model): module.model})
+            before = {id(p) for p in trial.parameters()}
+            trial.load_state_dict(state)
+        if isinstance(optimizer, optim.Optimizer) and before != {id(p) for p in trial.parameters()}:
+            raise ValueError("optimizer: the guide would replace its parameters. Make and set up the guide as before.")
     else:
-        own = module.state_dict()
-        if set(own) != set(state):
-            raise ValueError(
-                f"{name}: the state is of a different {name}. It lacks {sorted(set(own) - set(state))} and has "
-                f"{sorted(set(state) - set(own))} that this {_kind(module)} has not."
-            )
-        for key, value in own.items():
-            if isinstance(value, Tensor) and getattr(state[key], "shape", None) != value.shape:
-                shape = getattr(state[key], "shape", _kind(state[key]))
-                raise ValueError(f"{name}: {key!r} has shape {tuple(value.shape)}, and {shape} in the checkpoint.")
+        own = {key: getattr(value, "shape", None) for key, value in module.state_dict().items()}
+        saved = {key: getattr(value, "shape", None) for key, value in state.items()}
+        wrong = sorted(key for key in own.keys() | saved.keys() if own.get(key, 0) != saved.get(key, 0))
+        if wrong:
+            raise ValueError(f"{name}: the state is of a different one: {wrong} are missing, new, or differ in shape.")
 
     def load() -> None:
         with torch.random.fork_rng(devices=[]):  # a guide that makes its parameters initialises them at random
@@ -201,29 +198,11 @@ def _module_loader(name: str, module: nn.Module, state: dict[str, Any], optimize
     return load
 
 
-def _rehearse(guide: VSDGuide, state: dict[str, Any], optimizer: Any) -> None:
-    """Loads into a copy, since a guide makes or replaces its parameters as a state demands."""
-    with torch.random.fork_rng(devices=[]):
-        trial = copy.deepcopy(guide, {id(guide.model): guide.model})
-        before = {id(p) for p in trial.parameters()}
-        try:
-            trial.load_state_dict(state)
-        except Exception as error:
-            raise ValueError(f"guide: {error}") from error
-    if isinstance(optimizer, optim.Optimizer) and before != {id(p) for p in trial.parameters()}:
-        raise ValueError(
-            "optimizer was made over parameters that this guide would replace on loading. Make the guide with the same "
-            "options as before and call guide.setup(x, y) before you make the optimizer."
-        )
-
-
-def _scheduler_loader(scheduler: Any, saved: dict[str, Any]) -> _Action:
-    if saved["kind"] != _kind(scheduler):
-        raise ValueError(f"scheduler is a {_kind(scheduler)}, and the checkpoint has the state of a {saved['kind']}.")
-    unknown = set(scheduler.state_dict()) ^ set(saved["state"])
+def _scheduler_loader(scheduler: Any, state: dict[str, Any]) -> _Action:
+    unknown = set(scheduler.state_dict()) ^ set(state)
     if unknown:
         raise ValueError(f"scheduler: the state differs in the entries {sorted(unknown)}.")
-    state = _with_counters(scheduler, saved["state"])
+    state = _with_counters(scheduler, state)
     if "_schedulers" not in state:  # one that holds others would load into those
         copy.copy(scheduler).load_state_dict(state)
     return lambda: scheduler.load_state_dict(state)
@@ -250,51 +229,33 @@ def _places(modules: _Modules) -> dict[int, list[str]]:
     return {id(p): [role, path] for role, module in modules.items() for path, p in module.named_parameters()}
 
 
-def _optimizer_kind(optimizer: Any) -> str:
+def _optimizer_state(optimizer: Any, modules: _Modules) -> dict[str, Any]:
     if isinstance(optimizer, optim.Optimizer):
-        return _kind(optimizer)
+        return {"kind": _kind(optimizer), "state": optimizer.state_dict()}
     if not isinstance(optimizer, PyroOptim):
         raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {_kind(optimizer)}.")
-    made_by = [optimizer.pt_optim_constructor, getattr(optimizer, "pt_scheduler_constructor", None)]
-    names = [getattr(constructor, "__name__", _kind(constructor)) for constructor in made_by if constructor is not None]
-    return "pyro.optim." + " with ".join(names)
-
-
-def _optimizer_state(optimizer: Any, modules: _Modules) -> dict[str, Any]:
-    kind = _optimizer_kind(optimizer)
-    if isinstance(optimizer, optim.Optimizer):
-        return {"kind": kind, "state": optimizer.state_dict()}
     store = pyro.get_param_store()
     unknown = [tuple(p.shape) for p in optimizer.optim_objs if store.param_name(p) is None]
     if unknown:
-        raise ValueError(
-            f"optimizer has parameters of shapes {unknown} that are not in Pyro's parameter store. Was the store "
-            "cleared since the last step?"
-        )
+        raise ValueError(f"optimizer has parameters, of shapes {unknown}, that were cleared from Pyro's store.")
     places = _places(modules)
     known: dict[Any, Any] = {store.param_name(p): places.get(id(p)) for p in optimizer.optim_objs}
     known = _WAITING.get(optimizer, {}) | known
     states = {**optimizer._state_waiting_to_be_consumed, **optimizer.get_state()}
     entries = [{"name": name, "place": known.get(name), "state": state} for name, state in states.items()]
-    return {"kind": kind, "state": entries}
+    return {"kind": _kind(optimizer), "state": entries}
 
 
-def _optimizer_loader(optimizer: Any, saved: dict[str, Any], modules: _Modules) -> _Action:
-    kind, state = _optimizer_kind(optimizer), saved["state"]
-    if saved["kind"] != kind:
-        raise ValueError(f"optimizer is a {kind}, and the checkpoint has the state of a {saved['kind']}.")
+def _optimizer_loader(optimizer: Any, state: Any, modules: _Modules) -> _Action:
     if isinstance(optimizer, optim.Optimizer):
         sizes = [[len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])]
         if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"optimizer has groups of {sizes[0]} parameters, and the checkpoint has groups of {sizes[1]}. Make it "
-                "from the same parameters as before, for hand-written models after guide.setup(x, y)."
-            )
+            raise ValueError(f"optimizer has groups of {sizes[0]} parameters, and the checkpoint of {sizes[1]}.")
         copy.copy(optimizer).load_state_dict(state)  # rehearsed on a copy, which has its own groups and states
 
         def load_torch() -> None:
             optimizer.load_state_dict(state)
-            _has_stepped(optimizer)
+            vars(optimizer)["_opt_called"] = True  # or its scheduler warns that it steps before its optimiser
 
         return load_torch
     entries = [(entry["name"], entry["place"], dict(entry["state"])) for entry in state]
@@ -309,11 +270,6 @@ def _optimizer_loader(optimizer: Any, saved: dict[str, Any], modules: _Modules) 
             _give_state(optimizer, modules, *entry)
 
     return load_pyro
-
-
-def _has_stepped(optimizer: Any) -> None:
-    """Torch's schedulers warn if they step before their optimiser. This one has stepped, before it was saved."""
-    optimizer._opt_called = True
 
 
 def _give_state(optimizer: Any, modules: _Modules, name: str, place: Any, state: dict[str, Any]) -> None:
@@ -338,14 +294,13 @@ def _give_state(optimizer: Any, modules: _Modules, name: str, place: Any, state:
         own = optimizer.optim_objs[parameter] = optimizer._get_optim(parameter)
         optimizer.grad_clip[parameter] = optimizer._get_grad_clip(parameter)
         _load_state_dict(own, optimizer._state_waiting_to_be_consumed.pop(name))
-        _has_stepped(getattr(own, "optimizer", own))
+        getattr(own, "optimizer", own)._opt_called = True
 
 
-def loose_parameters(optimizer: Any, modules: _Modules, everything: bool) -> dict[str, Any]:
+def loose_parameters(optimizer: Any, modules: _Modules) -> dict[str, Any]:
     """Parameters that live in Pyro's store alone: ``pyro.param`` statements of models that are functions.
 
     :param modules: those among ``{"model": …, "guide": …}`` that are modules.
-    :param everything: whether all of the store counts if there is no optimiser to say what is trained.
     """
     owned, store = _places(modules), pyro.get_param_store()
     constraints = store.get_state()["constraints"]
@@ -354,8 +309,8 @@ def loose_parameters(optimizer: Any, modules: _Modules, everything: bool) -> dic
         chosen = {id(p) for p in optimizer.optim_objs} | {id(p) for n, p in store.named_parameters() if n in waiting}
     elif optimizer is not None:
         chosen = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    else:
-        chosen = {id(p) for _, p in store.named_parameters() if everything}
+    else:  # nothing says what is trained
+        chosen = {id(p) for _, p in store.named_parameters() if len(modules) < 2}
     result = {}
     for name, parameter in store.named_parameters():
         if id(parameter) in chosen and id(parameter) not in owned:
@@ -373,9 +328,7 @@ def set_loose_parameters(saved: dict[str, Any]) -> _Action:
     values = [(name, entry["unconstrained"], support_from_plain(entry["support"])) for name, entry in saved.items()]
     for name, value, _ in values:
         if name in there and there[name].shape != value.shape:
-            raise ValueError(
-                f"parameter {name!r} has shape {tuple(there[name].shape)}, and {tuple(value.shape)} in the checkpoint."
-            )
+            raise ValueError(f"parameter {name!r} has shape {there[name].shape}, and {value.shape} in the checkpoint.")
 
     def load() -> None:
         for name, value, support in values:
@@ -415,11 +368,10 @@ def check_rng_state(state: Any) -> None:
         torch.Generator().set_state(state["torch"].cpu())
         np.random.RandomState().set_state(state["numpy"])
         random.Random().setstate(state["python"])
-        sound = all(s.cpu().dtype == torch.uint8 for s in state["cuda"])
+        if any(s.cpu().dtype != torch.uint8 for s in state["cuda"]):
+            raise TypeError("those of CUDA are no bytes.")
     except Exception as error:
         raise ValueError(f"rng does not hold the states of random generators: {error}") from error
-    if not sound:
-        raise ValueError("rng does not hold the states of CUDA's random generators.")
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
@@ -442,11 +394,7 @@ _ABANDONED = 3600.0
 
 
 def to_plain(value: Any, name: str) -> Any:
-    """``value`` as tensors, numbers, strings, ``None``, and lists, tuples and dicts of these.
-
-    Parameters become tensors, NumPy's numbers Python's, mappings dicts.
-
-    :param name: what an error calls the value.
+    """``value`` as tensors, numbers, strings, ``None``, and lists, tuples and dicts of these; errors call it ``name``.
 
     >>> to_plain({"shape": torch.Size([2]), "last": nn.Parameter(torch.zeros(1))}, "extra")
     {'shape': (2,), 'last': tensor([0.])}
@@ -472,9 +420,7 @@ def to_plain(value: Any, name: str) -> Any:
     if isinstance(value, (list, tuple)):
         items = [to_plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    raise TypeError(
-        f"{name} is a {_kind(value)}. A checkpoint holds only tensors, numbers, strings, None, lists, tuples and dicts."
-    )
+    raise TypeError(f"{name} is a {_kind(value)}. A checkpoint holds tensors, numbers, strings, lists and dicts.")
 
 
 def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
@@ -494,8 +440,7 @@ def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):  # makes the renaming durable, where the system lets a folder be opened
         folder = os.open(target.parent, os.O_RDONLY)
@@ -510,22 +455,14 @@ def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None
 
 
 def read_archive(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
-    """The content of a file of :func:`write_archive`, after a check of its length and checksum.
-
-    Nothing but tensors and plain containers is made from it (``weights_only=True``).
-    """
+    """The content of a file of :func:`write_archive`, after a check of its length and checksum."""
     name, data = os.fspath(path), Path(path).read_bytes()
     start = len(_MAGIC) + _HEADER.size
-    if not data.startswith(_MAGIC[: len(data)]) or not data:
-        raise ValueError(f"path: {name!r} is no checkpoint of pyro_vsd.")
-    if len(data) < start:
-        raise ValueError(f"path: {name!r} is truncated after {len(data)} bytes.")
+    if not data.startswith(_MAGIC) or len(data) < start:
+        raise ValueError(f"path: {name!r} is no checkpoint of pyro_vsd, or one that is truncated.")
     version, length, digest = _HEADER.unpack(data[len(_MAGIC) : start])
     if version != _VERSION:
-        raise ValueError(
-            f"path: {name!r} has format {version}, and this version of pyro_vsd reads format {_VERSION}. Read it with "
-            "the version that wrote it, if it is not damaged."
-        )
+        raise ValueError(f"path: {name!r} is of a different version or damaged: its format is {version}.")
     payload = memoryview(data)[start:]
     if len(payload) != length or hashlib.sha256(payload).digest() != digest:
         raise ValueError(f"path: {name!r} is damaged: its length or checksum is wrong.")

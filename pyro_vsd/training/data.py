@@ -18,16 +18,13 @@ BATCH_SIZE = 100
 
 
 class Batches:
-    """Batches of a tuple of tensors ``(x, y)``, of ``vsd.datasets.Data``, or of an iterable such as a ``DataLoader``.
-
-    N rows in batches of at most B become ⌈N/B⌉ batches whose sizes differ by at most one. A loader's batches stay as
-    they are.
+    """⌈N/B⌉ batches, whose sizes differ by at most one, of N rows: a tuple of tensors ``(x, y)`` or
+    ``vsd.datasets.Data``. The batches of an iterable such as a ``DataLoader`` stay as they are.
 
     :param batch_size: largest batch; by default the loader's own, else :data:`BATCH_SIZE`.
     :param name: what errors call the data.
     :ivar num_rows: all rows, or ``None`` where a loader does not know.
     :ivar assumed: whether neither the caller nor a loader gave the batch size.
-    :ivar is_loader: whether the batches come from an iterable.
 
     >>> batches = Batches((torch.arange(7.0), torch.arange(7)), batch_size=3)
     >>> [len(x) for ((x, y),) in batches.steps(epoch=0, seed=0)]
@@ -40,15 +37,13 @@ class Batches:
         if hasattr(data, "batches"):  # vsd.datasets.Data
             data = (data.x, data.y)
         self.data, self.name, self.is_loader = data, name, not isinstance(data, tuple)
-        self.num_rows: int | None = None
+        self.num_rows: Any = None
         own = None
         if not self.is_loader:
             self.num_rows = num_rows(data, name)
         elif not hasattr(data, "__iter__") or isinstance(data, (Tensor, Iterator, dict, str)):
-            raise TypeError(
-                f"{name} must be vsd.datasets.Data, a tuple (x, y), or a DataLoader, not a {type(data).__name__}"
-                f"{', which can be iterated only once' if isinstance(data, Iterator) else ''}."
-            )
+            kind = type(data).__name__
+            raise TypeError(f"{name} must be vsd.datasets.Data, a tuple (x, y), or a DataLoader, not a {kind}.")
         else:
             own = getattr(data, "batch_size", None)
             if isinstance(data, list):
@@ -78,8 +73,7 @@ class Batches:
     def num_steps(self, accumulate: int = 1, world: int = 1) -> int | None:
         """Length of :meth:`steps`, where it is known."""
         if not self.is_loader:
-            assert self.num_rows is not None
-            return -(-self.num_rows // (self.batch_size * accumulate * world))
+            return -(-int(self.num_rows) // (self.batch_size * accumulate * world))
         try:
             return -(-len(self.data) // accumulate)
         except TypeError:
@@ -93,14 +87,11 @@ class Batches:
             yield [take_rows(self.data, rows[part]) for part in split_rows(len(rows), self.batch_size)]
 
     def _shuffled(self, seed: int, size: int) -> Iterator[Tensor]:
-        assert self.num_rows is not None
         order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(seed))
         return (order[part] for part in split_rows(self.num_rows, size))
 
     def sample(self, seed: int, at_most: int, largest: int | None = None) -> Iterator[Any]:
-        """Batches of one pass until ``at_most`` rows were seen; a seed decides their order where no loader does.
-
-        :param largest: rows of the largest batch, if that is less than the batch size; of a loader's batches the first.
+        """Batches of one pass, of no more than ``largest`` rows, until ``at_most`` rows were seen.
 
         >>> rows = Batches((torch.arange(5.0), torch.arange(5)), 2)
         >>> [len(x) for x, y in rows.sample(seed=0, at_most=3)]
@@ -125,9 +116,7 @@ class Batches:
         """All rows for an evaluation, in their own order, each in one process: tensors as one batch."""
         if self.is_loader:
             return iter(self.data) if self._distributed else islice(self.data, rank, None, world)
-        assert self.num_rows is not None
-        rows = slice(rank, None, world)
-        return iter([take_rows(self.data, rows)] if rank < self.num_rows else [])
+        return iter([take_rows(self.data, slice(rank, None, world))] if rank < self.num_rows else [])
 
     # ---- loaders
 
@@ -135,14 +124,11 @@ class Batches:
     def _distributed(self) -> bool:
         return isinstance(getattr(self.data, "sampler", None), DistributedSampler)
 
-    def check_shared(self, world: int) -> None:
+    def check_shared(self) -> None:
         """Raises where a loader would give all rows to each of several processes."""
         known = isinstance(self.data, DataLoader) and not isinstance(self.data.dataset, IterableDataset)
-        if world > 1 and known and not self._distributed and isinstance(self.data.batch_sampler, BatchSampler):
-            raise ValueError(
-                f"{self.name} is a DataLoader that gives each of {world} processes all rows. Make it with "
-                "sampler=DistributedSampler(dataset), or pass Data or tensors (x, y)."
-            )
+        if known and not self._distributed and isinstance(self.data.batch_sampler, BatchSampler):
+            raise ValueError(f"{self.name} gives each process all rows. Make it with a DistributedSampler.")
 
     def _generators(self) -> list[torch.Generator]:
         owners = [self.data, getattr(self.data, "sampler", None)] if self.is_loader else []

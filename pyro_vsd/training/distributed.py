@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributions import Distribution
+from torch.utils._pytree import tree_map
 
 from pyro_vsd import infer
 from pyro_vsd._utils import mix_seed, num_rows, take_rows, tensors_in
@@ -58,9 +59,6 @@ def predict(model: Any, guide: Any, *inputs: Any, seed: int | None = None, **opt
 
     All processes must call it, with the same inputs. In one process it is ``vsd.predict`` itself. In several, rows have
     the same distribution but different draws, except with ``coherent=True``, where all rows of a sample share one draw.
-
-    :param inputs: tensors whose first dimension counts the rows, and other arguments.
-    :param options: those of ``vsd.predict``.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
@@ -177,15 +175,8 @@ class Group:
 
     def mean_record(self, record: dict[str, Any]) -> dict[str, Any]:
         """The mean over all processes of each number in a nested dict."""
-        means: dict[str, Any] = {}
-        for name, value in record.items():
-            nested = isinstance(value, dict)
-            means[name] = self.mean_record(value) if nested else math.fsum(self.gather(value)) / self.size
+        means: dict[str, Any] = tree_map(lambda *found: math.fsum(found) / self.size, *self.gather(record))
         return means
-
-    def wrap(self, loss: nn.Module) -> nn.Module:
-        """The module whose gradients are the means over all processes, and whose start is the first one's."""
-        return nn.parallel.DistributedDataParallel(loss) if self.size > 1 else loss
 
     def share_buffers(self, module: Any) -> None:
         """Gives all processes the running statistics of the first."""
@@ -200,10 +191,7 @@ class Group:
             batches = next(steps, [])
             counts = self.gather(len(batches))
             if len(set(counts)) > 1:
-                raise ValueError(
-                    f"data must have the same number of batches in each process; one has {done + min(counts)}. Give "
-                    "each process as many rows, as DistributedSampler does."
-                )
+                raise ValueError(f"data must have as many batches in each process; one has only {done + min(counts)}.")
             if not batches:
                 return
             done += len(batches)

@@ -6,9 +6,9 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -69,8 +69,7 @@ class EarlyStopping:
     """Ends training after ``patience`` epochs without a better value of a metric, and restores the best state.
 
     :param patience: epochs to wait for something better.
-    :param metric: one of the validation metrics, or ``"loss"``. By default ``nll`` or ``log_likelihood``, whichever the
-        validation has.
+    :param metric: a validation metric or ``"loss"``; by default ``nll`` or ``log_likelihood``, whichever there is.
     :param min_delta: a better value is better by more than this.
     :param mode: ``"min"`` or ``"max"``, for metrics that ``vsd.metrics`` does not know.
 
@@ -113,8 +112,7 @@ def fit(
     """Trains a model and its guide.
 
     Ctrl-C ends training after the current step, saves the checkpoint and returns the history; a second one ends at
-    once. A loss that is not finite raises and names its site, on the CPU before the parameters are touched. With a
-    checkpoint, calling ``fit`` again in a new process continues the run, on the CPU bit for bit.
+    once. A loss that is not finite raises and names its site, on the CPU before the parameters are touched.
 
     Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
     arguments and end with the same parameters and history. Each takes its own rows of each batch and draws its own
@@ -123,8 +121,8 @@ def fit(
     :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
     :param epochs: passes over the data, including those before a resumed checkpoint.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
-        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all.
-        Parameters that a function keeps in Pyro's store need Pyro's optimisers.
+        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all. Parameters that a function
+        keeps in Pyro's store need Pyro's optimisers.
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
         ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
@@ -137,7 +135,8 @@ def fit(
         function ``(model, guide) -> {name: number}``.
     :param validation_samples: posterior samples for these predictions.
     :param early_stopping: epochs to wait for a better validation, or an :class:`EarlyStopping`.
-    :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it.
+    :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it, on the CPU bit
+        for bit.
     :param progress: a progress bar; by default only in a terminal.
     :param seed: of the order of the rows and of the noise. With a seed, torch's global generators are left as they
         were; without, they decide.
@@ -165,7 +164,10 @@ def fit(
     batches = Batches(data, batch_size)
     if validation is not None and not callable(validation):
         validation = Batches(validation, name="validation")
-    _check_num_data(model, batches)
+    num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
+    if num_data is not None and rows is not None and num_data != rows:
+        advice = f"Make the model with num_data={rows}, unless this is intended."
+        warnings.warn(f"the model has num_data={num_data} and the data {rows} rows. {advice}", stacklevel=2)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with Group() as group, contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=devices):
         if seed is not None:
@@ -173,10 +175,14 @@ def fit(
         order_seed = group.same(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         if group.size > 1:  # a script that seeds all processes alike still wants different noise in each
             torch.manual_seed(mix_seed(order_seed, group.rank))
-            batches.check_shared(group.size)
+            batches.check_shared()
         if isinstance(model, nn.Module):
             model.train()
-        _set_up(guide, batches, order_seed)
+        if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
+            for (first,) in islice(batches.steps(0, order_seed), 1):  # which makes the guide's parameters
+                args, kwargs = arguments(first)
+                with torch.no_grad():
+                    getattr(guide, "setup", guide)(*args, **kwargs)
         run = _Run(
             model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
@@ -187,33 +193,11 @@ def fit(
             return run.train(epochs, pressed, progress)
 
 
-def _check_num_data(model: Any, batches: Batches) -> None:
-    num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
-    if rows is not None and num_data is not None and num_data != rows:
-        warnings.warn(
-            f"the model scales the likelihood to num_data={num_data} rows, and the data has {rows}. Make the model "
-            f"with num_data={rows}, unless this is intended.",
-            stacklevel=3,
-        )
-
-
-def _set_up(guide: Any, batches: Batches, seed: int) -> None:
-    """Makes the parameters of a guide that waits for its first batch."""
-    if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
-        setup: Any = getattr(guide, "setup", guide)
-        for first, *_ in batches.steps(0, seed):
-            args, kwargs = arguments(first)
-            with torch.no_grad():
-                setup(*args, **kwargs)
-            return
-
-
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The first Ctrl-C is noted in the list, the second one raises.
+    """The first Ctrl-C is noted in the list, since half a step would update half of the parameters; the second raises.
 
-    An optimiser interrupted in the middle of its step would update only half of the parameters. Replaces Python's own
-    handler only, and in the main thread only.
+    Replaces Python's own handler only, and in the main thread only.
     """
     pressed: list[int] = []
 
@@ -223,14 +207,14 @@ def _interrupts() -> Iterator[list[int]]:
         pressed.append(number)
 
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, press)
+    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, press)
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ---- one step of an optimiser
@@ -279,19 +263,13 @@ def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
 
 
 def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
-    """A step on the mean of the losses of some batches; for each the terms of its loss.
-
-    The mean of k losses, each the likelihood of B rows times N / B and the KL, is the loss of the k B rows together:
-    the KL counts once.
-    """
+    """A step on the mean of the losses of some batches, in which the KL counts once; for each the terms of its loss."""
     objective: nn.Module = elbo(model, guide)
     own = {id(p) for p in (guide if isinstance(guide, nn.Module) else objective).parameters()}
     if own.isdisjoint(id(p) for parameters in optimizer.param_groups for p in parameters["params"]):
-        raise ValueError(
-            "optimizer holds none of the guide's parameters. Make it from guide.parameter_groups(), after "
-            "guide.setup(x, y) for hand-written models, or pass optimizer=torch.optim.Adam."
-        )
-    loss_module: Any = group.wrap(objective)
+        raise ValueError("optimizer holds none of the guide's parameters. Pass optimizer=torch.optim.Adam, the class.")
+    # its gradients are the means over all processes, its start is the first one's
+    loss_module: Any = nn.parallel.DistributedDataParallel(objective) if group.size > 1 else objective
     where = " in a different process" if group.size > 1 else ""
     evaluations = count(1)
 
@@ -343,18 +321,12 @@ def _pyro_step(model: Any, guide: Any, elbo: Any, optimizer: PyroOptim) -> _Step
 
 # ---- the loop
 
-# What a checkpoint holds of a run, and of each process, beside the states of model, guide, optimiser and ELBO.
+# What a checkpoint holds of a run, beside the states of model, guide, optimiser and ELBO and of each process.
 _OF_RUN = ("done", "history", "best", "best_epoch", "best_states")
-_OF_PROCESS = ("generators", "epoch_start", "means")
 
 
 class _Run:
-    """One call of ``fit``: its options, and where it is.
-
-    :ivar epoch: finished epochs.
-    :ivar step: finished steps.
-    :ivar done: finished steps of the current epoch.
-    """
+    """One call of ``fit``: its options, and where it is: finished epochs, steps, and steps of the epoch (``done``)."""
 
     def __init__(
         self, model: Any, guide: Any, elbo: Any, batches: Batches, optimizer: Any, scheduler: Any, interval: str,
@@ -388,19 +360,16 @@ class _Run:
         self.scheduler = scheduler
         self.epoch = self.step = self.done = 0
         self.history, self.means = History(), EpochMeans()
-        self.best, self.best_epoch = math.inf, 0
-        self.best_states: dict[str, Any] | None = None
-        self.epoch_start: dict[str, Any] | None = None  # generators as they were when the epoch began
-        self.saved: tuple[int, int] | None = None  # epoch and steps of the last save
+        self.best, self.best_epoch, self.best_states = math.inf, 0, None
+        self.epoch_start: Any = None  # generators as they were when the epoch began
+        self.saved: Any = None  # epoch and steps of the last save
 
     def train(self, epochs: int, pressed: list[int], progress: bool | None) -> History:
         per_epoch = self.batches.num_steps(self.accumulate, self.group.size)
         if self.group.rank:
             progress = False
-        with tqdm(
-            total=per_epoch and epochs * per_epoch, initial=self.step, desc="fit", unit="step",
-            disable=None if progress is None else not progress,
-        ) as bar:  # fmt: skip
+        total, disable = per_epoch and epochs * per_epoch, None if progress is None else not progress
+        with tqdm(total=total, initial=self.step, desc="fit", unit="step", disable=disable) as bar:
             stopped = "epochs"
             while self.epoch < epochs and not self._exhausted() and stopped == "epochs":
                 stopped = self._train_epoch(pressed, bar)
@@ -482,14 +451,18 @@ class _Run:
         if isinstance(self.optimizer, PyroLRScheduler):
             plateau = self.optimizer.pt_scheduler_constructor is ReduceLROnPlateau
             self.optimizer.step(*([value] if plateau else []))
-        elif isinstance(self.scheduler, ReduceLROnPlateau) and self.interval == "epoch":
-            self.scheduler.step(-value if self.scheduler.mode == "max" else value)
         elif self.scheduler is not None and self.interval == "epoch":
-            self.scheduler.step()
+            plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+            self.scheduler.step(*([-value if self.scheduler.mode == "max" else value] if plateau else []))
 
     def _validate(self) -> dict[str, float]:
         if not isinstance(self.validation, Batches):
-            return self.group.same(_metrics(self.validation(self.model, self.guide)))
+            found = self.validation(self.model, self.guide)
+            try:
+                metrics = {name: float(value) for name, value in found.items()}
+            except (AttributeError, TypeError, ValueError, RuntimeError):
+                raise TypeError(f"validation must return numbers by name, {{'nll': 0.5}}, not {found!r}.") from None
+            return self.group.same(metrics)
         # Always the same noise: the differences between epochs are those of the parameters.
         seed = mix_seed(self.settings["seed"], -2)
         stream = Stream()
@@ -519,16 +492,14 @@ class _Run:
         set_rng_state(state["rng"])
         self.batches.set_state(state["loader"])
 
-    def _states(self) -> dict[str, Any]:
+    def _states(self) -> Any:
         """Copies of all parameters and buffers."""
         states: dict[str, Any] = {name: dict(module.state_dict()) for name, module in self.modules.items()}
-        states["params"] = loose_parameters(self.optimizer, self.modules, everything=False)
-        copied: dict[str, Any] = map_tensors(lambda tensor: tensor.detach().clone(), states)
-        return copied
+        states["params"] = loose_parameters(self.optimizer, self.modules)
+        return map_tensors(lambda tensor: tensor.detach().clone(), states)
 
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "guide", "optimizer", "scheduler", "elbo")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in ("model", "guide", "optimizer", "scheduler", "elbo")}
 
     def _save(self) -> None:
         if self.checkpoint is None or self.saved == (self.epoch, self.done):
@@ -540,8 +511,8 @@ class _Run:
         state = {"settings": self.settings, "processes": self.group.gather(own)}
         state |= {name: getattr(self, name) for name in _OF_RUN}
         if self.group.rank == 0:
-            where = {"epoch": self.epoch, "step": self.step}
-            save_checkpoint(self.checkpoint.path, **self._parts(), **where, extra={"fit": state})
+            parts = self._parts() | {"epoch": self.epoch, "step": self.step, "extra": {"fit": state}}
+            save_checkpoint(self.checkpoint.path, **parts)
         self.group.any(False)  # nobody continues before the file is there
 
     def resume(self, seed: int | None) -> None:
@@ -549,44 +520,31 @@ class _Run:
         assert self.checkpoint is not None
         path = os.fspath(self.checkpoint.path)
         content = load_checkpoint(path, rng=False)
-        state: Any = content["extra"].get("fit") if isinstance(content["extra"], dict) else None
-        _check_fields(path, state, (*_OF_RUN, "settings", "processes"))
-        _check_fields(path, state["settings"], tuple(self.settings))
-        fixed = ["processes", "generators"] + ["seed"] * (seed is not None)
-        fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
-        pairs = {name: (state["settings"][name], self.settings[name]) for name in fixed}
-        wrong = [f"{name}={before}, not {now}" for name, (before, now) in pairs.items() if before != now]
-        if wrong:
-            raise ValueError(
-                f"checkpoint: the run in {path!r} has {'; '.join(wrong)}. Continue it as it was begun, or start a new "
-                "one with a different path or Checkpoint(path, resume=False)."
-            )
-        own = state["processes"][self.group.rank]
-        _check_fields(path, own, _OF_PROCESS)
-        _check_fields(path, own["means"], tuple(vars(self.means)))
-        for generators in (own["generators"], own["epoch_start"]):
-            if generators is not None or state["done"]:
-                _check_fields(path, generators, ("rng", "loader"))
-                check_rng_state(generators["rng"])
-                for loader in generators["loader"]:
-                    torch.Generator().set_state(loader)
+        advice = "start a new run with a different path or Checkpoint(path, resume=False)."
+        try:
+            state = content["extra"]["fit"]
+            before = {name: state["settings"][name] for name in self.settings}
+            fixed = ["processes", "generators"] + ["seed"] * (seed is not None)
+            fixed += ["batch_size", "num_rows", "accumulate"] if state["done"] else []  # inside an epoch
+            wrong = [f"{k}={before[k]}, not {self.settings[k]}" for k in fixed if before[k] != self.settings[k]]
+            if wrong:
+                raise ValueError(f"checkpoint: the run in {path!r} has {'; '.join(wrong)}. Continue it so, or {advice}")
+            own = state["processes"][self.group.rank]
+            found = {name: state[name] for name in _OF_RUN} | {"epoch_start": own["epoch_start"]}
+            found["history"] = History(state["history"])
+            found["means"] = EpochMeans(*(own["means"][name] for name in vars(self.means)))
+            for generators in (own["generators"], own["epoch_start"]):
+                if generators is not None or state["done"]:
+                    check_rng_state(generators["rng"])
+                    for loader in generators["loader"]:
+                        torch.Generator().set_state(loader)
+        except (KeyError, IndexError, TypeError, RuntimeError) as error:
+            raise ValueError(f"checkpoint: {path!r} was not written by this version of fit: {advice}") from error
         load_checkpoint(path, **self._parts())
         self._set_generators(own["generators"])
-        for name in _OF_RUN:
-            setattr(self, name, state[name])
-        self.history, self.means = History(state["history"]), EpochMeans(**own["means"])
-        self.epoch_start = own["epoch_start"]
-        self.settings["seed"] = state["settings"]["seed"]
-        self.epoch, self.step = content["epoch"], content["step"]
+        vars(self).update(found, epoch=content["epoch"], step=content["step"])
+        self.settings["seed"] = before["seed"]
         self.saved = self.epoch, self.done
-
-
-def _check_fields(path: str, state: Any, fields: tuple[str, ...]) -> None:
-    if not isinstance(state, dict) or set(state) != set(fields):
-        raise ValueError(
-            f"checkpoint: {path!r} was not written by this version of fit. Read the parameters with load_checkpoint, "
-            "and pass a different path or Checkpoint(path, resume=False)."
-        )
 
 
 def _watched(record: dict[str, Any], stopping: EarlyStopping | None) -> float:
@@ -602,15 +560,3 @@ def _watched(record: dict[str, Any], stopping: EarlyStopping | None) -> float:
         raise ValueError(f"early_stopping needs a mode for the metric {name!r}: EarlyStopping(mode='min' or 'max').")
     value = float(metrics[name])
     return -value if better.startswith(("max", "higher")) else value
-
-
-def _metrics(found: Any) -> dict[str, float]:
-    """What a validation function returned, as numbers by name."""
-    try:
-        if not isinstance(found, Mapping):
-            raise TypeError
-        return {name: float(value) for name, value in found.items()}
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"validation must return a number for each name, as {{'nll': 0.5}} or vsd.metrics.report, not {found!r}."
-        ) from None
