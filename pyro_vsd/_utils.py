@@ -147,9 +147,8 @@ def split_rows(rows: int, size: int) -> list[slice]:
     [3, 2, 2]
     """
     count = -(-rows // size)
-    least, longer = divmod(rows, max(count, 1))
-    starts = [i * least + min(i, longer) for i in range(count + 1)]
-    return [slice(*pair) for pair in zip(starts, starts[1:], strict=False)]
+    least, longer = divmod(rows, max(count, 1))  # the first batches have one row more
+    return [slice(i * least + min(i, longer), (i + 1) * least + min(i + 1, longer)) for i in range(count)]
 
 
 def to_device(tree: Any, device: torch.device | None) -> Any:

@@ -353,11 +353,11 @@ def get_rng_state() -> dict[str, Any]:
     True
     """
     legacy: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = legacy
+    name, keys, position, has_gauss, gauss = legacy
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": to_plain([name, keys.tolist(), *rest], "rng"),
+        "numpy": [name, keys.tolist(), int(position), int(has_gauss), float(gauss)],
         "python": random.getstate(),
     }
 

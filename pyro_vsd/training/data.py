@@ -84,7 +84,8 @@ class Batches:
             if world > 1:
                 share = -(-len(rows) // world)
                 rows = rows[torch.arange(rank, share * world, world) % len(rows)]
-            yield [take_rows(self.data, rows[part]) for part in split_rows(len(rows), self.batch_size)]
+            parts = split_rows(len(rows), self.batch_size) if accumulate > 1 else [slice(None)]
+            yield [take_rows(self.data, rows[part]) for part in parts]
 
     def _shuffled(self, seed: int, size: int) -> Iterator[Tensor]:
         order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(seed))
@@ -131,8 +132,9 @@ class Batches:
             raise ValueError(f"{self.name} gives each process all rows. Make it with a DistributedSampler.")
 
     def _generators(self) -> list[torch.Generator]:
-        owners = [self.data, getattr(self.data, "sampler", None)] if self.is_loader else []
-        found = [getattr(owner, "generator", None) for owner in owners]
+        if not self.is_loader:
+            return []
+        found = [getattr(owner, "generator", None) for owner in (self.data, getattr(self.data, "sampler", None))]
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
     def state(self) -> list[Tensor]:

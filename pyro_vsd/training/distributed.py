@@ -175,6 +175,8 @@ class Group:
 
     def mean_record(self, record: dict[str, Any]) -> dict[str, Any]:
         """The mean over all processes of each number in a nested dict."""
+        if self.size == 1:
+            return record
         means: dict[str, Any] = tree_map(lambda *found: math.fsum(found) / self.size, *self.gather(record))
         return means
 
