@@ -138,6 +138,7 @@ class BayesianNetwork(PyroModule):
         own["network"] = network
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[name] = network.__dict__[name]
+        self.training = network.training
         self.sites: list[WeightSite] = []
         self._fixed_priors: dict[str, tuple[Tensor, Any, Any]] = {}
         self._pyro_set_supermodule("", self._pyro_context)

@@ -135,6 +135,27 @@ def test_layers_keep_their_classes():
     assert torch.equal(twin.parts["head"].weight, net.parts["head"].weight)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_keeps_its_mode_and_follows_the_model(training):
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = nn.Linear(3, 2), []
+
+        def forward(self, x):
+            self.seen.append(self.training)
+            return self.layer(x)
+
+    net = bayesianize(Root().train(training))
+    model = vsd.nn.Classifier(net, num_data=5)
+    x = torch.randn(5, 3)
+    net(x)
+    model.train()(x), model.eval()(x)
+    vsd.predict(model.train(), VSDGuide(model), x, num_samples=2)
+    assert net.seen[:3] == [training, True, False]
+    assert not any(net.seen[3:])
+
+
 def test_a_network_called_twice_in_a_model_has_one_draw():
     class Twice(PyroModule):
         def __init__(self):
