@@ -32,20 +32,13 @@ class linear_warmup:
 
 
 @dataclass(frozen=True)
-class cosine_warmup:
+class cosine_warmup(linear_warmup):
     """From 0 to ``to`` along half a cosine over ``steps`` steps, then constant.
 
     >>> schedule = cosine_warmup(10)
     >>> schedule(0), round(schedule(5), 6), schedule(10)
     (0.0, 0.5, 1.0)
     """
-
-    steps: int
-    to: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("steps", self.steps)
-        check_nonnegative("to", self.to)
 
     def __call__(self, step: int) -> float:
         return self.to * 0.5 * (1 - math.cos(math.pi * min(1.0, step / self.steps)))
