@@ -80,6 +80,7 @@ def predict(
     if seed is None:
         seed = int(torch.randint(2**62, ()).item())
     check_integer("seed", seed)
+    seed = int(seed)  # NumPy's integers overflow
     devices = {p.device for p in guide.parameters() if p.is_cuda} if isinstance(guide, nn.Module) else set()
     with (
         torch.no_grad(),
@@ -169,6 +170,10 @@ class _Run:
             )
         # where the model knows the value of some (poutine.condition), the one to predict is the one it lacks
         free = {name: node for name, node in nodes.items() if not node["is_observed"]}
+        if len(free) > 1 and hasattr(self.model, "latent_sites"):
+            latent = sorted(set(self.model.latent_sites()) & set(free))
+            if latent:
+                raise ValueError(f"guide: it has no posterior for {latent}. Is it the guide of a different model?")
         choice = free if len(free) == 1 else nodes
         if self.site is None and len(choice) != 1:
             raise ValueError(f"the model has several observed sites, {sorted(nodes)}. Name the one to predict: site=…")

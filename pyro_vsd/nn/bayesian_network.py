@@ -1,10 +1,11 @@
 """Any network, Bayesian: its weights become sample sites with priors, the network itself stays as it is."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyro
 import torch
@@ -54,8 +55,8 @@ def bayesianize(
     **Turning a trained network Bayesian** is the same line: the guide's Θ starts at the weights the network comes
     with.
 
-    **Frozen parameters** (``requires_grad=False``) stay as they are, frozen before or after: make the head of a frozen
-    network Bayesian with ``include``. (Pyro alone would train them.)
+    **Frozen parameters** (``requires_grad=False``) stay as they are: a frozen weight does not become a site. Parameters
+    that are frozen later are not trained. (Pyro alone would train them.)
 
     **Shared weights.** A module used twice has one site. A parameter that several modules share (tied weights,
     an embedding and the output layer for instance) becomes one site as soon as one of its layers is selected; the
@@ -87,7 +88,7 @@ def bayesianize(
             f"net is a scripted or compiled module ({type(net).__name__}). Make the network Bayesian first."
         )
     prior = as_prior(prior)
-    layers = candidates(net)
+    layers = _trainable(candidates(net))
     if not layers and any(isinstance(module, BayesianNetwork) for module in net.modules()):
         raise ValueError("net: all its weights are sites already.")
     chosen = select(layers, include, exclude)
@@ -97,7 +98,7 @@ def bayesianize(
         positions = {id(c.layer): i for i, c in enumerate(layers)}
         wanted = [positions[id(c.layer)] for c in chosen]
         net = copy.deepcopy(net)
-        layers = candidates(net)
+        layers = _trainable(candidates(net))
         chosen = [layers[i] for i in wanted]
     network = net if isinstance(net, BayesianNetwork) else BayesianNetwork(net)
     for candidate in chosen:
@@ -127,10 +128,17 @@ class BayesianNetwork(PyroModule):
     """A network whose chosen weights are drawn in each call: what :func:`bayesianize` returns.
 
     The network is used as it is. It shares its children, parameters and buffers with this module, so that names,
-    ``.to``, ``state_dict`` and ``net.fc1`` or ``net[0]`` are those of the network itself.
+    ``.to``, ``state_dict`` (without the random weights) and ``net.fc1`` or ``net[0]`` are those of the network itself.
+    Weights are drawn where this module is called. Its parts and the other methods of the network use the weights that
+    the network came with; inside a model that warns.
 
-    :ivar sites: the random weights.
+    :ivar network: the network.
+    :ivar weight_sites: the random weights.
     """
+
+    network: nn.Module
+    weight_sites: list[WeightSite]
+    _fixed_priors: dict[str, tuple[Tensor, Any, Any]]
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -139,8 +147,8 @@ class BayesianNetwork(PyroModule):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[name] = network.__dict__[name]
         self.training = network.training
-        self.sites: list[WeightSite] = []
-        self._fixed_priors: dict[str, tuple[Tensor, Any, Any]] = {}
+        own["weight_sites"] = []
+        own["_fixed_priors"] = {}
         self._pyro_set_supermodule("", self._pyro_context)
 
     def add_site(self, candidate: "Candidate", prior: Prior) -> None:
@@ -161,7 +169,7 @@ class BayesianNetwork(PyroModule):
         for _, module, name in users:
             del module._parameters[name]
             module.register_buffer(name, init, persistent=False)
-        self.sites.append(
+        self.weight_sites.append(
             WeightSite(
                 name=_join(candidate.paths[-1], "weight"),
                 keys=tuple(_join(path, name) for path, _, name in users),
@@ -173,7 +181,7 @@ class BayesianNetwork(PyroModule):
             )
         )
         order = {path: i for i, (path, _) in enumerate(self.network.named_modules(remove_duplicate=False))}
-        self.sites.sort(key=lambda site: order[site.name.rpartition(".")[0]])
+        self.weight_sites.sort(key=lambda site: order[site.name.rpartition(".")[0]])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tensors = self.draw_weights()
@@ -185,7 +193,8 @@ class BayesianNetwork(PyroModule):
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
             pyro.param(prefix + name, parameter)
-        self.network.training = self.training
+        if self.network.training != self.training:
+            self.network.training = self.training
         return functional_call(self.network, tensors, args, kwargs, tie_weights=False)
 
     def draw_weights(self) -> dict[str, Tensor]:
@@ -193,7 +202,7 @@ class BayesianNetwork(PyroModule):
         in a call of the model."""
         tensors: dict[str, Tensor] = {}
         context, prefix = self._pyro_context, f"{self._pyro_name}." if self._pyro_name else ""
-        for site in self.sites:
+        for site in self.weight_sites:
             full = prefix + site.name
             value = context.get(full)
             if value is None:
@@ -204,7 +213,12 @@ class BayesianNetwork(PyroModule):
         return tensors
 
     def _draw(self, site: WeightSite, full: str) -> Tensor:
-        init = self.network.get_buffer(site.keys[0])
+        try:
+            init = self.network.get_buffer(site.keys[0])
+        except AttributeError:
+            raise ValueError(
+                f"{full}: its layer was replaced after bayesianize. Make the new network Bayesian instead."
+            ) from None
         stated: dict[str, Any] = {"noise_dim": site.noise_dim, "init": init}
         fixed = self._fixed_priors.get(site.name)
         if fixed is None or fixed[0] is not init:  # new, or moved by .to()
@@ -229,21 +243,43 @@ class BayesianNetwork(PyroModule):
             elif isinstance(module, PyroModule):
                 module._pyro_name, module._pyro_context = _join(name, path), context
 
+    def train(self, mode: bool = True) -> "BayesianNetwork":
+        self.network.train(mode)  # which may be a method of the user's own
+        self.training = mode
+        return self
+
     def __getattr__(self, name: str) -> Any:
         try:
-            return super().__getattr__(name)
+            found = super().__getattr__(name)
         except AttributeError:
             if "network" not in self.__dict__:
                 raise
-            return getattr(self.network, name)
+            found = getattr(self.network, name)
+        part = isinstance(found, nn.Module) or getattr(found, "__self__", None) is self.network
+        if part and self._pyro_context.active and self.weight_sites:
+            warnings.warn(
+                f"{name!r} of a Bayesian network is used on its own, with the weights that the network came with. Call "
+                "the network itself, or make the parts that you call Bayesian one by one.",
+                stacklevel=2,
+            )
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if "network" in own and name not in own and name in self.network.__dict__:
+            setattr(self.network, name, value)  # an attribute of the user's own, which its forward reads
+        else:
+            super().__setattr__(name, value)
 
     def __getitem__(self, index: Any) -> Any:
         network: Any = self.network
         return network[index]
 
+    def __iter__(self) -> Any:
+        return iter(cast(Any, self.network))
+
     def __len__(self) -> int:
-        network: Any = self.network
-        return len(network)
+        return len(cast(Any, self.network))
 
     def __bool__(self) -> bool:
         return True
@@ -252,7 +288,7 @@ class BayesianNetwork(PyroModule):
         return {**super().__getstate__(), "_fixed_priors": {}}
 
     def __repr__(self) -> str:
-        return f"BayesianNetwork(sites={[site.name for site in self.sites]},\n{self.network!r})"
+        return f"BayesianNetwork(sites={[site.name for site in self.weight_sites]},\n{self.network!r})"
 
 
 # ---- which layers
@@ -277,7 +313,7 @@ def candidates(net: nn.Module) -> list[Candidate]:
         id(module.network.get_submodule(key.rpartition(".")[0]))
         for module in net.modules()
         if isinstance(module, BayesianNetwork)
-        for site in module.sites
+        for site in module.weight_sites
         for key in site.keys
     }
     found: dict[int, tuple[nn.Module, list[str]]] = {}
@@ -287,6 +323,11 @@ def candidates(net: nn.Module) -> list[Candidate]:
         if isinstance(layer, MODULES) and not taken:
             found.setdefault(id(layer), (layer, []))[1].append(path)
     return [Candidate(module, tuple(paths)) for module, paths in found.values()]
+
+
+def _trainable(layers: list[Candidate]) -> list[Candidate]:
+    weights = [layer.layer._parameters.get("weight") for layer in layers]
+    return [layer for layer, weight in zip(layers, weights, strict=True) if weight is None or weight.requires_grad]
 
 
 def select(layers: list[Candidate], include: Selector | None, exclude: Selector | None) -> list[Candidate]:
@@ -336,7 +377,7 @@ def _takes(rule: Any, path: str, layer: nn.Module) -> bool:
 
 def _choices(layers: list[Candidate]) -> str:
     if not layers:
-        return "The network has no Linear or convolution layer whose weight is still a parameter."
+        return "The network has no Linear or convolution layer whose weight is a parameter that is trained."
     return "Layers: " + ", ".join(repr(path) for c in layers for path in c.paths) + "."
 
 

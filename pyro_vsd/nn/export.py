@@ -106,7 +106,7 @@ def _network(model: nn.Module) -> BayesianNetwork:
 def _weight_sites(net: BayesianNetwork) -> list[str]:
     """The sites that ``bayesianize`` made of weights, by their names in a trace."""
     networks = [module for module in net.modules() if isinstance(module, BayesianNetwork)]
-    return [_full(network, site.name) for network in networks for site in network.sites]
+    return [_full(network, site.name) for network in networks for site in network.weight_sites]
 
 
 def _full(network: BayesianNetwork, name: str) -> str:
@@ -118,7 +118,7 @@ def _plain_copy(net: BayesianNetwork, mean: Mapping[str, Tensor]) -> nn.Module:
     net = copy.deepcopy(net)
     for module in net.modules():
         if isinstance(module, BayesianNetwork):
-            for site in module.sites:
+            for site in module.weight_sites:
                 _fix(module, site.keys, _full(module, site.name), mean)
     plain = net.network
     for parent in list(plain.modules()):

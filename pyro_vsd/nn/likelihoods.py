@@ -132,6 +132,7 @@ class ObservationModel(PyroModule):
             for module in [*below, self]:  # the network's sites come first in a trace
                 if isinstance(module, BayesianNetwork):
                     module.draw_weights()
+                    module = module.network  # which may have sites of its own
                 if isinstance(module, PyroModule):
                     for name in _sample_names(module):
                         getattr(module, name)
@@ -209,7 +210,7 @@ def _check_net(net: Any) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net must be a Bayesian network, not {type(net).__name__}.")
     random = any(
-        (isinstance(module, BayesianNetwork) and module.sites)
+        (isinstance(module, BayesianNetwork) and module.weight_sites)
         or (isinstance(module, PyroModule) and _sample_names(module))
         for module in net.modules()
     )

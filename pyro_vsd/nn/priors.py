@@ -5,9 +5,11 @@ from typing import Any, Protocol
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import constraints
 
-from pyro_vsd._utils import base_constraint, check_choice, check_positive
+from pyro_vsd._utils import check_choice, check_positive
 from pyro_vsd.distributions import ScaleMixtureNormal
 
 __all__ = ["GaussianPrior", "HierarchicalPrior", "Prior", "as_prior"]
@@ -31,10 +33,13 @@ class Prior(Protocol):
 
 def as_prior(prior: Any) -> Prior:
     """A prior as :func:`~pyro_vsd.nn.bayesianize` takes it; a distribution is that of each entry."""
-    if isinstance(prior, torch.distributions.Distribution):
+    if isinstance(prior, TorchDistributionMixin):
         return _EntryPrior(prior)
-    if not (callable(getattr(prior, "weight", None)) and callable(getattr(prior, "scales", None))):
-        raise TypeError(f"prior must be a GaussianPrior, a HierarchicalPrior or a distribution, not {prior!r}.")
+    methods = callable(getattr(prior, "weight", None)) and callable(getattr(prior, "scales", None))
+    if isinstance(prior, type) or not methods:
+        raise TypeError(
+            f"prior must be a GaussianPrior, a HierarchicalPrior or one of pyro.distributions, not {prior!r}."
+        )
     checked: Prior = prior
     return checked
 
@@ -75,11 +80,8 @@ class _EntryPrior:
     entry: Any
 
     def __post_init__(self) -> None:
-        if self.entry.batch_shape or self.entry.event_shape:
-            raise ValueError(
-                f"prior must be the distribution of one number, not one of batch shape {tuple(self.entry.batch_shape)} "
-                f"and event shape {tuple(self.entry.event_shape)}."
-            )
+        if self.entry.batch_shape or self.entry.event_shape or self.entry.support is not constraints.real:
+            raise ValueError(f"prior must be the distribution of one number, positive or negative, not {self.entry}.")
 
     def scales(self, init: Tensor, noise_dim: int) -> None:
         """No hierarchy: ``None``."""
@@ -131,9 +133,12 @@ class HierarchicalPrior:
         if self.b is not None:
             check_positive("b", self.b)
         if isinstance(self.hyperprior, torch.distributions.Distribution):
-            support = base_constraint(self.hyperprior.support)
-            if self.hyperprior.batch_shape or self.hyperprior.event_shape or getattr(support, "lower_bound", None) != 0:
+            support: Any = self.hyperprior.support
+            positive = getattr(support, "lower_bound", None) == 0 and not hasattr(support, "upper_bound")
+            if self.hyperprior.batch_shape or self.hyperprior.event_shape or support.is_discrete or not positive:
                 raise ValueError(f"hyperprior must be the distribution of one positive number, not {self.hyperprior}.")
+            if self.a != 1.0 or self.b is not None:
+                raise ValueError("a and b go with the name of a hyperprior, not with a distribution.")
             return
         check_choice("hyperprior", self.hyperprior, tuple(_HYPERPRIORS))
         if self.hyperprior == "half_cauchy" and self.b is not None:

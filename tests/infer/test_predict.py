@@ -752,3 +752,10 @@ def test_a_gap_in_the_middle_and_noise_of_the_right_size():
     y = grid.y[at_data] + 0.1 * torch.randn(int(at_data.sum()), generator=generator)
     held_out = vsd.predict(model, guide, grid.x[at_data], num_samples=200, seed=0)
     assert vsd.metrics.coverage(held_out, y) > 0.85
+
+
+def test_the_guide_of_a_model_with_different_sites():
+    model, other = models.regressor(sizes=(models.D, 4, 1)), models.regressor(sizes=(models.D, 4))
+    for options in ({}, {"site": "y"}):
+        with pytest.raises(ValueError, match=r"guide.*net\.2\.weight"):
+            vsd.predict(model, vsd.VSDGuide(other), torch.randn(5, models.D), **options)

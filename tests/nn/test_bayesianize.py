@@ -135,6 +135,82 @@ def test_layers_keep_their_classes():
     assert torch.equal(twin.parts["head"].weight, net.parts["head"].weight)
 
 
+def test_frozen_weights_do_not_become_sites():
+    net = small()
+    net[0].weight.requires_grad_(False)
+    assert sites(bayesianize(net), torch.randn(5, 4)) == ["3.weight"]
+    with pytest.raises(ValueError, match=r"\binclude\b"):
+        bayesianize(net, include="0")
+
+
+class Own(nn.Module):
+    """A network with an attribute, a method and a mode of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.sites = nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)
+        self.temperature = 1.0
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def encode(self, x):
+        return self.norm(self.body(x))
+
+    def forward(self, x):
+        return self.sites(self.encode(x)) / self.temperature
+
+
+def test_attributes_of_the_network_are_set_and_read_through():
+    net = bayesianize(Own())
+    draws = {"body.weight": torch.randn(3, 4), "sites.weight": torch.randn(2, 3)}
+    x = torch.randn(5, 4)
+    before = poutine.condition(net, draws)(x)
+    net.temperature = 4.0
+    assert net.network.temperature == net.temperature == 4.0
+    torch.testing.assert_close(poutine.condition(net, draws)(x), before / 4)
+    assert not net.train().norm.training
+
+
+@pytest.mark.parametrize("part", ["encode", "body"])
+def test_a_part_that_is_called_on_its_own_warns(part):
+    class Parts(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.net = bayesianize(Own())
+
+        def forward(self, x):
+            return getattr(self.net, part)(x)
+
+    with pytest.warns(UserWarning, match=part):
+        Parts()(torch.randn(5, 4))
+    getattr(bayesianize(Own()), part)(torch.randn(5, 4))  # outside of a model nobody is surprised
+
+
+def test_a_layer_that_was_replaced():
+    model = vsd.nn.Classifier(bayesianize(small()), num_data=5)
+    model.net.network[0] = nn.Linear(4, 8)
+    with pytest.raises(ValueError, match=r"0\.weight"):
+        model(torch.randn(5, 4))
+
+
+def test_sites_of_the_root_are_listed():
+    class Root(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.factor = PyroSample(pyro.distributions.LogNormal(0.0, 1.0))
+
+        def forward(self, x):
+            return self.factor * self.layer(x)
+
+    model = vsd.nn.Classifier(bayesianize(Root()), num_data=5)
+    assert sorted(model.latent_sites()) == ["net.factor", "net.layer.weight"]
+    vsd.VSD_ELBO().loss(model, VSDGuide(model), torch.randn(5, 3), torch.zeros(5).long())
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_keeps_its_mode_and_follows_the_model(training):
     class Root(nn.Module):
@@ -441,6 +517,10 @@ def test_pruned_weights():
     [
         (lambda: bayesianize(torch.randn(3)), TypeError, "net"),
         (lambda: bayesianize(small(), 1.0), TypeError, "prior"),
+        (lambda: bayesianize(small(), GaussianPrior), TypeError, "prior"),
+        (lambda: bayesianize(small(), torch.distributions.Laplace(0.0, 1.0)), TypeError, "prior"),
+        (lambda: bayesianize(small(), pyro.distributions.Gamma(1.0, 1.0)), ValueError, "prior"),
+        (lambda: bayesianize(small(), pyro.distributions.Normal(torch.zeros(2), 1.0)), ValueError, "prior"),
         (lambda: bayesianize(torch.compile(small())), ValueError, "net"),
     ],
 )
