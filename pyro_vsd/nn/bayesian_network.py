@@ -134,6 +134,12 @@ class BayesianNetwork(PyroModule):
 
     :ivar network: the network.
     :ivar weight_sites: the random weights.
+
+    >>> net = vsd.nn.bayesianize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> [site.name for site in net.weight_sites], type(net[0]) is nn.Linear
+    (['0.weight', '2.weight'], True)
+    >>> net(torch.ones(5, 4)).shape  # weights drawn from the prior
+    torch.Size([5, 2])
     """
 
     network: nn.Module
