@@ -157,7 +157,6 @@ class VSDGuide(AutoGuide):
             for site in sites.values()
             for role, key in site.parameter_roles
         }
-        self._plated = {name: site.parameter_roles for name, site in sites.items() if site.frames}
         self._unplated = [role for site in sites.values() if not site.frames for role in site.parameter_roles]
         self._buckets: dict[int, list[str]] = {}
         for name, site in sites.items():
@@ -256,7 +255,7 @@ class VSDGuide(AutoGuide):
                 for frame in site.frames:
                     stack.enter_context(plates[frame.name])
                 if site.frames:  # inside its plates, which take the rows of a subsample
-                    params.update(self._param_statements(self._plated[name]))
+                    params.update(self._param_statements(site.parameter_roles))
                 posterior = self._posterior(site, params, result.get(site.partner), terms.get(name))
                 result[name] = pyro.sample(name, posterior)
         return result

@@ -241,9 +241,10 @@ def _noise_dim(entry: Entry, noise_dims: Mapping[str, int], conv_noise: str) -> 
     given = noise_dims.get(entry.name, entry.stated.get("noise_dim"))
     if isinstance(given, Mapping):  # a convolution states the axes of both kinds of channels
         given = None if isinstance(prior, ScaleMixtureNormal) and conv_noise == "out" else given[conv_noise]
-    if given is None:  # noise runs along z where there is one
-        found = prior.noise_dim if isinstance(prior, ScaleMixtureNormal) else None
-        return noise_axis(entry.notes, rank, conv_noise) if found is None else found
+    if given is None and isinstance(prior, ScaleMixtureNormal):  # noise runs along z
+        return prior.noise_dim
+    if given is None:
+        return noise_axis(entry.notes, rank, conv_noise)
     axis = event_axis(given, rank, prior.event_shape, f"noise_dim of {entry.name!r}")
     if isinstance(prior, ScaleMixtureNormal) and axis != prior.noise_dim:
         raise ValueError(

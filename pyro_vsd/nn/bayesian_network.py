@@ -101,9 +101,7 @@ def bayesianize(
         layers = _trainable(candidates(net))
         chosen = [layers[i] for i in wanted]
     network = net if isinstance(net, BayesianNetwork) else BayesianNetwork(net)
-    for candidate in chosen:
-        if "weight" in candidate.layer._parameters:  # else an earlier layer has taken it: shared
-            network.add_site(candidate, prior)
+    network.add_sites(chosen, prior)
     return network
 
 
@@ -157,35 +155,31 @@ class BayesianNetwork(PyroModule):
         own["_fixed_priors"] = {}
         self._pyro_set_supermodule("", self._pyro_context)
 
-    def add_site(self, candidate: "Candidate", prior: Prior) -> None:
-        """Makes the weight of a layer random, with every use of that parameter in the network."""
-        layer = candidate.layer
-        weight = layer._parameters["weight"]
-        row = layer_of(layer)
-        assert weight is not None
-        assert row is not None
-        rank = weight.dim()
-        users = [
-            (path, module, name)
-            for path, module in self.network.named_modules()
-            for name, parameter in module._parameters.items()
-            if parameter is weight
-        ]
-        init = weight.detach()
-        for _, module, name in users:
-            del module._parameters[name]
-            module.register_buffer(name, init, persistent=False)
-        self.weight_sites.append(
-            WeightSite(
-                name=_join(candidate.paths[-1], "weight"),
-                keys=tuple(_join(path, name) for path, _, name in users),
-                prior=prior,
-                noise_dim={way: row.noise_dim(rank, way) for way in ("out", "in")}
-                if row.convolution
-                else row.noise_dim(rank),
-                scale_dim=row.noise_dim(rank, getattr(prior, "channels", "out")),
+    def add_sites(self, chosen: "list[Candidate]", prior: Prior) -> None:
+        """Makes the weights of layers random, each with every use of that parameter in the network."""
+        users: dict[int, list[tuple[str, nn.Module, str]]] = {}
+        for path, module in self.network.named_modules():
+            for name, parameter in module._parameters.items():
+                users.setdefault(id(parameter), []).append((path, module, name))
+        for candidate in chosen:
+            weight, row = candidate.layer._parameters.get("weight"), layer_of(candidate.layer)
+            if weight is None:  # an earlier layer has taken it: shared
+                continue
+            assert row is not None
+            init, rank, places = weight.detach(), weight.dim(), users[id(weight)]
+            for _, module, name in places:
+                del module._parameters[name]
+                module.register_buffer(name, init, persistent=False)
+            axes: Any = {way: row.noise_dim(rank, way) for way in ("out", "in")}
+            self.weight_sites.append(
+                WeightSite(
+                    name=_join(candidate.paths[-1], "weight"),
+                    keys=tuple(_join(path, name) for path, _, name in places),
+                    prior=prior,
+                    noise_dim=axes if row.convolution else axes["in"],
+                    scale_dim=axes[getattr(prior, "channels", "out")],
+                )
             )
-        )
         order = {path: i for i, (path, _) in enumerate(self.network.named_modules(remove_duplicate=False))}
         self.weight_sites.sort(key=lambda site: order[site.name.rpartition(".")[0]])
 
@@ -278,8 +272,7 @@ class BayesianNetwork(PyroModule):
             super().__setattr__(name, value)
 
     def __getitem__(self, index: Any) -> Any:
-        network: Any = self.network
-        return network[index]
+        return cast(Any, self.network)[index]
 
     def __iter__(self) -> Any:
         return iter(cast(Any, self.network))
