@@ -15,7 +15,7 @@ from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.distributions import coherent
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
-from pyro_vsd.training import fit, load_checkpoint, save_checkpoint
+from pyro_vsd.training import compile_step, fit, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning, nor import the baselines.
@@ -31,6 +31,7 @@ __all__ = [
     "VSDGuide",
     "VSD_ELBO",
     "coherent",
+    "compile_step",
     "datasets",
     "diagnose",
     "diagnosis",

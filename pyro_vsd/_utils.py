@@ -4,6 +4,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = [
     "base_constraint",
     "base_distribution",
+    "capturing",
     "check_choice",
     "check_integer",
     "check_nonnegative",
@@ -26,6 +28,7 @@ __all__ = [
     "flatten_dict",
     "free_name",
     "gauss_hermite",
+    "is_capturing",
     "map_tensors",
     "mix_seed",
     "num_rows",
@@ -205,6 +208,23 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 
 # ---- small things
+
+_CAPTURING: ContextVar[bool] = ContextVar("pyro_vsd_capturing", default=False)
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Within this context a step is captured for a compiler: code that looks at values of tensors keeps still."""
+    token = _CAPTURING.set(True)
+    try:
+        yield
+    finally:
+        _CAPTURING.reset(token)
+
+
+def is_capturing() -> bool:
+    """Whether a step is being captured, by :func:`capturing` or by ``torch.compile``."""
+    return _CAPTURING.get() or torch.compiler.is_compiling()
 
 
 def mix_seed(seed: int, number: int) -> int:

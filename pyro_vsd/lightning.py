@@ -18,9 +18,10 @@ from pyro_vsd.infer import VSD_ELBO, predict
 from pyro_vsd.metrics import Stream
 from pyro_vsd.prediction import Prediction
 from pyro_vsd.training.checkpoint import get_rng_state, set_rng_state, to_plain
+from pyro_vsd.training.compiling import steps_not_counted
 from pyro_vsd.training.data import arguments
 from pyro_vsd.training.distributed import Group, seed_everything
-from pyro_vsd.training.fitting import LOOK_EVERY, make_optimizer, steps_not_counted
+from pyro_vsd.training.fitting import LOOK_EVERY, make_optimizer
 
 if TYPE_CHECKING:
     from typing import Self

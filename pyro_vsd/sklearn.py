@@ -152,8 +152,7 @@ class _Estimator(BaseEstimator):
     def _predict(self, X: Any, keep_samples: bool) -> Prediction:
         check_is_fitted(self, "guide_")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
-        # One noise vector for all rows of a sample: the prediction of a row does not depend on the others.
-        options: dict[str, Any] = {"coherent": True, "keep_samples": keep_samples, "progress": False}
+        options: dict[str, Any] = {"keep_samples": keep_samples, "progress": False}
         options |= {"num_samples": self.num_samples, "seed": self.seed_}
         with isolated(self.seed_):
             return predict(self.model_, self.guide_, self._inputs(X), **options)

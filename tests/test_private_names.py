@@ -7,6 +7,7 @@ gone until it is crossed out. Where there is a public name, take that.
 """
 
 import ast
+import importlib
 from pathlib import Path
 
 import pyro
@@ -100,8 +101,11 @@ NAMES = {
     "_call": transform,
     "_conv_forward": lambda: nn.Conv2d(1, 1, 1),
     "_create_plates": autoguide,
+    "_dispatch": lambda: torch,
     "_extended_shape": law,
     "_extra_state": state_of_a_module,
+    "_forward_hooks": module,
+    "_forward_pre_hooks": module,
     "_get_checked_instance": law,
     "_get_grad_clip": pyro_optimizer,
     "_get_optim": pyro_optimizer,
@@ -109,6 +113,7 @@ NAMES = {
     "_get_traces": elbo,
     "_get_vectorized_trace": elbo,
     "_guess_max_plate_nesting": elbo,
+    "_inductor": lambda: importlib.import_module("torch._inductor.compile_fx") and torch,
     "_inverse": transform,
     "_load_from_state_dict": module,
     "_load_state_dict": lambda: pyro.optim.optim,
@@ -194,7 +199,7 @@ def test_name_is_still_there(name):
     assert hasattr(NAMES[name](), name)
 
 
-@pytest.mark.parametrize("name", ["tree_flatten", "tree_leaves", "tree_map"])
+@pytest.mark.parametrize("name", ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"])
 def test_trees_are_still_there(name):
     assert callable(getattr(torch.utils._pytree, name))
 

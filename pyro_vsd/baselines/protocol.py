@@ -176,7 +176,7 @@ class Method(nn.Module):
                     distribution = distribution_of(take_rows(x, index))
                     if collector is None:
                         collector = make_collector(distribution, num_samples, rows, keep=True)
-                    collector.add(sample * rows + index, distribution)
+                    collector.add(sample * rows + start, distribution)
         assert collector is not None
         return collector.finish()
 

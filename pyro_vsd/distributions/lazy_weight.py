@@ -27,12 +27,12 @@ from pyro_vsd.distributions.layers import (
     Layer,
     find_layer,
 )
-from pyro_vsd.ops.noise import structured_noise, structured_noise_
+from pyro_vsd.ops.noise import rotated_noise, rotated_noise_
 
 if TYPE_CHECKING:
     from pyro_vsd.distributions.structured_dropout import StructuredDropout
 
-__all__ = ["Draw", "LazyWeight", "NoiseSource", "ParticleTensor", "PlatelessTensor", "coherent"]
+__all__ = ["Draw", "LazyWeight", "NoiseMismatchError", "NoiseSource", "ParticleTensor", "PlatelessTensor", "coherent"]
 
 _COHERENT: ContextVar[bool] = ContextVar("pyro_vsd_coherent", default=False)
 
@@ -122,6 +122,10 @@ class NoiseSource:
         return self.workspace[key]
 
 
+class NoiseMismatchError(Exception):
+    """A weight whose noise was given for n examples was applied to a different number of them, or used as a whole."""
+
+
 class Draw:
     """The noise of one draw, shared by all views of its weight: made on first use, then kept.
 
@@ -135,9 +139,10 @@ class Draw:
         self, posterior: "StructuredDropout", batch_shape: torch.Size, source: NoiseSource, detach: bool = False
     ):
         terms, scale = posterior.terms, posterior.scale
-        self.theta, self.std, self.N, self.S, self.scale = posterior.theta, terms.std, terms.N, terms.S, scale
+        self.theta, self.scale = posterior.theta, scale
+        self.std, self.N, self.W, _ = terms
         if detach:
-            self.theta, self.std, self.N, self.S = (t.detach() for t in (self.theta, self.std, self.N, self.S))
+            self.theta, self.std, self.N, self.W = (t.detach() for t in (self.theta, self.std, self.N, self.W))
             self.scale = None if scale is None else scale.detach()
         self.requires_grad = self.theta.requires_grad or self.std.requires_grad or self.N.requires_grad
         if self.scale is not None:
@@ -152,6 +157,8 @@ class Draw:
         self._eps: dict[int, Tensor] = {}  # normals of rows made without gradients
         self._shared: dict[str, Tensor] = {}  # the dense draw, shared with draws made by `again`
         self._origin: Draw | None = None  # the draw whose noise this one shows in a different batch shape
+        self._given: Tensor | None = None  # z ⊙ ξ from outside, (n, K), or (1, K) for all examples
+        self.apply_dense = False  # whether products use the dense draw
 
     def _particles_of(self, batch_shape: torch.Size) -> torch.Size:
         strip = not self._own and len(batch_shape) > 1 and batch_shape[-1] == 1
@@ -172,6 +179,17 @@ class Draw:
         """The same dense draw for a further pass, in which the noise per example is drawn anew."""
         new = copy.copy(self)
         new._rows, new._eps, new._origin = {}, {}, None
+        return new
+
+    def given(self, noise: Tensor, scale: Tensor | None = None, apply_dense: bool = False) -> "Draw":
+        """A draw from the same posterior whose noise is known.
+
+        :param noise: ``z ⊙ ξ``, ``(1, K)`` for all examples, or ``(n, K)`` for exactly n of them.
+        :param scale: z.
+        :param apply_dense: whether products use the dense draw, which has the same result for noise ``(1, K)``.
+        """
+        new = self.again()
+        new._shared, new._given, new.scale, new.apply_dense = {}, noise, scale, apply_dense
         return new
 
     def reshaped(self, batch_shape: torch.Size) -> "Draw":
@@ -198,6 +216,10 @@ class Draw:
     def rows(self, n: int) -> Tensor:
         """``z ⊙ ξ`` for ``n`` examples: ``particles + (n, K)``, the same for each use of the draw."""
         self.source.examples.add(n)
+        if self._given is not None:
+            if len(self._given) not in (1, n):
+                raise NoiseMismatchError
+            return self._given
         if _COHERENT.get():
             unit = self.unit_noise()
             return unit.reshape(self.particles + (1, unit.shape[-1]))
@@ -213,14 +235,14 @@ class Draw:
         if source.workspace is not None and self.scale is None and not self.batch_shape and not torch.is_grad_enabled():
             memory = source.scratch("normals", (n, -(-K // 16) * 16), self.std)
             eps = self._normals(torch.Size((n, K)), source.rows, memory)
-            return structured_noise_(eps, self.std, self.N, self.S)
+            return rotated_noise_(eps, self.std, self.N, self.W)
         # one call for both normals of a row: its numbers stay together however rows are cut into batches
         per_row = 1 if source.scale_posterior is None else 2
         eps = self._kept_normals(self._eps, n, (*self.particles, n, per_row * K), source.rows)
         if source.scale_posterior is not None:
-            xi = structured_noise(eps[..., :K], self.std, self.N, self.S)
+            xi = rotated_noise(eps[..., :K], self.std, self.N, self.W)
             return xi * (source.scale_posterior.loc + source.scale_posterior.scale * eps[..., K:]).exp()
-        xi = structured_noise(eps, self.std, self.N, self.S)
+        xi = rotated_noise(eps, self.std, self.N, self.W)
         if self.scale is None:
             return xi
         # z (..., K) has the batch shape of the draw where particles are vectorised
@@ -247,12 +269,16 @@ class Draw:
 
     def unit_noise(self) -> Tensor:
         """``z ⊙ ξ`` of the dense draw: ``batch_shape + (K,)``."""
+        if self._given is not None:
+            if len(self._given) != 1:
+                raise NoiseMismatchError
+            return self._given[0]
         if self._origin is not None:
             return self._origin.unit_noise().reshape(self.batch_shape + (-1,))
         if "unit" not in self._shared or ("eps" in self._shared and torch.is_grad_enabled()):
             size = (*self.batch_shape, 1, self.num_units)
             eps = self._kept_normals(self._shared, "eps", size, self.source.dense)
-            xi = structured_noise(eps, self.std, self.N, self.S).squeeze(-2)
+            xi = rotated_noise(eps, self.std, self.N, self.W).squeeze(-2)
             self._shared["unit"] = xi if self.scale is None else xi * self.scale
         return self._shared["unit"]
 
@@ -328,6 +354,8 @@ class LazyWeight(Tensor):
                 return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
+            if any(isinstance(a, LazyWeight) and a.draw.apply_dense for a in args):
+                return func(*(a.dense() if isinstance(a, LazyWeight) else a for a in args), **kwargs)
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result

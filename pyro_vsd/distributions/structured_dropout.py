@@ -20,7 +20,7 @@ from pyro_vsd.distributions.checks import (
 from pyro_vsd.distributions.householder_normal import HouseholderNormal
 from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight, NoiseSource
 from pyro_vsd.ops.householder import compact_wy, covariance_diag
-from pyro_vsd.ops.noise import NoiseTerms, noise_terms, structured_noise
+from pyro_vsd.ops.noise import NoiseTerms, noise_terms, rotated_noise
 
 __all__ = ["ColumnProduct", "StructuredDropout"]
 
@@ -164,7 +164,7 @@ class ColumnProduct(TorchDistribution):
         batch = shape[: len(shape) - len(self.event_shape)]
         terms = self.terms
         eps = torch.randn(batch + (self.num_columns, K), dtype=terms.std.dtype, device=terms.std.device)
-        xi = structured_noise(eps, terms.std, terms.N, terms.S)  # (..., Q, K)
+        xi = rotated_noise(eps, terms.std, terms.N, terms.W)  # (..., Q, K)
         return self.loc * xi.reshape(*columns, K).movedim(-1, self.noise_dim)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled, torch_item
-from pyro.poutine.util import prune_subsample_sites
+from pyro.poutine.util import site_is_subsample
 from pyro.util import check_site_shape
 from torch import Tensor, nn
 from torch.distributions import LogNormal, Normal, kl_divergence
@@ -97,6 +97,8 @@ class VSD_ELBO(ELBO):
         self.step = 0
         #: whether an evaluation with gradients counts as a step
         self.auto_step = True
+        #: λ as a tensor in place of ``kl_weight``, while a step is captured
+        self.given_weight: Tensor | None = None
         self.terms: dict[str, Any] = {}
         self._likelihoods: dict[str, Tensor] = {}
         self._checked: set[tuple[str, torch.Size]] = set()
@@ -165,27 +167,29 @@ class VSD_ELBO(ELBO):
 
     def _particles(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
         """The loss of each particle, divided by their number."""
-        weight = self._scheduled(self.kl_weight) if callable(self.kl_weight) else self.kl_weight
+        weight: Any = self.current_weight() if self.given_weight is None else self.given_weight
+        used = isinstance(weight, Tensor) or weight != 0
         share = 1.0 / self.num_particles
-        log_likelihood: Any = 0.0
-        kls: dict[str, Any] = {}
+        sums: dict[str, Tensor] = {}
+        kls: dict[str, Tensor] = {}
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             ll = self._log_likelihood(model_trace)
             kl = self._kl(model_trace, guide_trace)
             self._remember(model_trace, guide_trace, kl)
             total = -ll
-            if weight != 0:
-                total = total + weight * sum(kl.values())
-            log_likelihood = log_likelihood + share * ll.detach()
-            for name, value in kl.items():
-                kls[name] = kls.get(name, 0.0) + share * value.detach()
-            self.terms = {
-                "loss": (weight * sum(kls.values()) if weight != 0 else 0.0) - log_likelihood,
-                "log_likelihood": log_likelihood,
-                "kl_weight": torch.tensor(float(weight)),
-                "kl": kls,
-            }
+            if used:
+                first, *others = kl.values()
+                total = total + weight * sum(others, start=first)
+            # a copy of the loss, which its user may change in place
+            _add_shares(sums, {"loss": total.detach().clone(), "log_likelihood": ll.detach()}, share)
+            _add_shares(kls, self._kls, share)
+            given = weight.clone() if isinstance(weight, Tensor) else torch.tensor(float(weight))
+            self.terms = {**sums, "kl_weight": given, "kl": kls}
             yield total * share if share != 1 else total
+
+    def current_weight(self) -> float:
+        """λ at the present step."""
+        return self._scheduled(self.kl_weight) if callable(self.kl_weight) else self.kl_weight
 
     def _scheduled(self, schedule: Callable[[int], float]) -> float:
         weight = schedule(self.step)
@@ -197,11 +201,21 @@ class VSD_ELBO(ELBO):
             raise ValueError(f"kl_weight: the schedule gives {weight!r} at step {self.step}, not a finite number >= 0.")
         return number
 
+    def remembered(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of the last evaluation, for a captured step to give back with :meth:`remember`."""
+        sums = {k: v for k, v in self.terms.items() if k != "kl"}
+        return {"terms": sums, "kl": self.terms["kl"], "likelihoods": self._likelihoods, "kls": self._kls}
+
+    def remember(self, pieces: dict[str, dict[str, Tensor]]) -> None:
+        """Sets ``terms`` and what :meth:`check_finite` looks at."""
+        self.terms = {**pieces["terms"], "kl": pieces["kl"]}
+        self._likelihoods, self._kls = pieces["likelihoods"], pieces["kls"]
+
     def _remember(self, model_trace: Any, guide_trace: Any, kl: dict[str, Tensor]) -> None:
         """Detached pieces of the last particle, to find afterwards where a non-finite loss came from."""
         self._kls = {name: value.detach() for name, value in kl.items()}
         self._params = {
-            name: site["value"].detach()
+            name: value if (value := site["value"]).is_leaf else value.detach()
             for trace in (guide_trace, model_trace)
             for name, site in trace.nodes.items()
             if site["type"] == "param"
@@ -235,10 +249,14 @@ class VSD_ELBO(ELBO):
             )
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        # Handlers without their function, which they would copy the attributes of.
+        guide_trace = poutine.trace()(guide).get_trace(*args, **kwargs)
         with OwnParameters(poutine.unwrap(model)):
-            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
-        guide_trace, model_trace = prune_subsample_sites(guide_trace), prune_subsample_sites(model_trace)
+            replayed = poutine.replay(trace=guide_trace)(model)
+            model_trace = poutine.trace()(replayed).get_trace(*args, **kwargs)
+        for trace in (guide_trace, model_trace):
+            for name in [name for name, site in trace.nodes.items() if site_is_subsample(site)]:
+                trace.remove_node(name)
         _check_match(model_trace, guide_trace)
         return model_trace, guide_trace
 
@@ -292,7 +310,7 @@ class VSD_ELBO(ELBO):
                 continue
             if site["scale"] is not None or site["mask"] is not None:
                 kl = scale_and_mask(kl, site["scale"], site["mask"])
-            result[name] = kl.sum()
+            result[name] = kl.sum() if kl.dim() else kl
         return result
 
     def _replaced_kl(self, name: str, posterior: StructuredDropout, prior_site: Any, guide_trace: Any) -> Tensor:
@@ -310,7 +328,13 @@ class VSD_ELBO(ELBO):
             self._checked.add((name, prior.event_shape))
         if self.kl_scale == "weight":
             kl = posterior.num_columns * kl
-        return kl.expand(posterior.batch_shape)
+        return kl if kl.shape == posterior.batch_shape else kl.expand(posterior.batch_shape)
+
+
+def _add_shares(sums: dict[str, Tensor], values: dict[str, Tensor], share: float) -> None:
+    for name, value in values.items():
+        value = value if share == 1 else share * value
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def _not_reparametrized(name: str, posterior: Any) -> str:
@@ -451,7 +475,7 @@ def _no_batch_norms() -> Iterator[None]:
 
 def _latent(trace: Any) -> list[dict[str, Any]]:
     sites = [site for site in trace.nodes.values() if site["type"] == "sample" and not site["is_observed"]]
-    return [site for site in sites if not poutine.util.site_is_subsample(site)]
+    return [site for site in sites if not site_is_subsample(site)]
 
 
 def _plated(site: dict[str, Any]) -> bool:

@@ -200,7 +200,7 @@ class VSDGuide(AutoGuide):
             path = f"{self._pyro_name}.{path}"
             found = holder._parameters.get(leaf)
             if found is not None:
-                if path in store and store[path] is not found:
+                if path in store and store.param_name(found) != path:
                     path = free_name(path, found)
                 values[key] = pyro.param(path, found, event_dim=found.dim() - batch_dims)
                 continue
@@ -242,13 +242,7 @@ class VSDGuide(AutoGuide):
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
         params = self._param_statements(self._unplated)
-        terms: dict[str, NoiseTerms] = {}
-        for names in self._buckets.values():
-            log_alphas, vectors = [], []
-            for name in names:
-                log_alphas.append(params["log_alpha", name])
-                vectors.append(params["vectors", name])
-            terms.update(zip(names, joint_noise_terms(log_alphas, vectors), strict=True))
+        terms = self._joint_terms(params)
         result: dict[str, Tensor] = {}
         for name, site in self.sites.items():
             with ExitStack() as stack:
@@ -259,6 +253,16 @@ class VSDGuide(AutoGuide):
                 posterior = self._posterior(site, params, result.get(site.partner), terms.get(name))
                 result[name] = pyro.sample(name, posterior)
         return result
+
+    def _joint_terms(self, params: Mapping[tuple[str, str], Tensor]) -> dict[str, NoiseTerms]:
+        terms: dict[str, NoiseTerms] = {}
+        for names in self._buckets.values():
+            log_alphas, vectors = [], []
+            for name in names:
+                log_alphas.append(params["log_alpha", name])
+                vectors.append(params["vectors", name])
+            terms.update(zip(names, joint_noise_terms(log_alphas, vectors), strict=True))
+        return terms
 
     def _create_plates(self, *args: Any, **kwargs: Any) -> Any:
         frames = self._prototype_frames
@@ -307,6 +311,16 @@ class VSDGuide(AutoGuide):
 
     def _posterior_of(self, site: Site, z: Tensor | None = None) -> Any:
         return self._posterior(site, {role: self._get(*role) for role in site.parameter_roles}, z)
+
+    def draw_posteriors(self) -> dict[str, Any] | None:
+        """The posterior of each site, a weight's without its z; ``None`` where a site needs more than its parameters:
+        plates, weights in batches, a ``forward`` of a subclass."""
+        plain = all(not s.frames and (s.kind != "weight" or not s.batch_shape) for s in self.sites.values())
+        if not plain or type(self).forward is not VSDGuide.forward or self._forward_hooks or self._forward_pre_hooks:
+            return None
+        params = {role: self._get(*role) for role in self._unplated}
+        terms = self._joint_terms(params)
+        return {name: self._posterior(site, params, None, terms.get(name)) for name, site in self.sites.items()}
 
     def posterior(self, site: str) -> Any:
         """The posterior of a site; of a hierarchical weight, given z at its mean."""

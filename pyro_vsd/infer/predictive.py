@@ -1,19 +1,34 @@
 """The predictive distribution, averaged over draws from a guide."""
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 from tqdm import tqdm
 
-from pyro_vsd._utils import check_integer, evaluation_mode, mix_seed, num_rows, take_rows, tensors_in
+from pyro_vsd._utils import (
+    base_distribution,
+    check_integer,
+    evaluation_mode,
+    map_tensors,
+    mix_seed,
+    num_rows,
+    take_rows,
+    tensors_in,
+)
 from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
-from pyro_vsd.distributions.lazy_weight import NoiseSource
+from pyro_vsd.distributions.lazy_weight import NoiseMismatchError, NoiseSource
+from pyro_vsd.ops.noise import rotated_noise_
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.prediction.collect import Collector, make_collector, row_distribution
 
@@ -22,6 +37,12 @@ __all__ = ["predict"]
 # Where the caller names no batch size, a pass takes about a million numbers of input: enough to make its fixed cost
 # small, little enough for the activations of a ResNet; and between 64 and 4096 rows.
 _NUMBERS, _FEWEST, _MOST = 2**20, 64, 4096
+# Where the inputs have at most so many numbers, several samples go through the network in one pass, which saves its
+# fixed cost. With more, the copies cost more than that: each has its noise applied to activations, and not once to the
+# weights. Such a pass has at most so many rows that activations stay in the cache.
+_FEW_NUMBERS, _COPIES = 2**14, 1024
+# The noise of this many samples is drawn at once, less where they take more than a million numbers.
+_CHUNK = 256
 # A progress bar appears after this many seconds.
 _PATIENCE = 5.0
 
@@ -33,20 +54,21 @@ def predict(
     num_samples: int = 100,
     batch_size: int | None = None,
     seed: int | None = None,
-    coherent: bool = False,
+    coherent: bool = True,
     keep_samples: bool = True,
     progress: bool | None = None,
     site: str | None = None,
 ) -> Prediction:
     r"""The predictive distribution :math:`\frac1S \sum_s p(y \mid x, W_s)` of every row of the inputs.
 
-    Where every latent site has noise per row (and its own z under a hierarchy), samples are made by repeating rows.
-    Where some do not (the weights of an LSTM, a sampled bias, a latent σ), copies of a row would share a draw, so there
-    is one pass per sample. Two small passes find out which is the case.
+    A sample is one draw of all weights, which all rows share: ``samples[s]`` is one sampled function. Its noise depends
+    on the seed and on s alone, so that the prediction of a row depends neither on the other rows nor on ``batch_size``
+    (up to rounding; amortised guides aside). A sample costs one pass of the network over the rows; if there are few of
+    them, several samples share a pass. Small passes find out whether that is possible; what they found is kept with the
+    guide.
 
     The model runs in evaluation mode and is put back. Working memory does not grow with ``num_samples``; what is kept
-    for ``samples``, ``log_prob`` and ``quantile`` does (samples × rows × outputs) and can be turned off. Under the same
-    seed the result does not depend on ``batch_size`` (on the CPU, up to rounding).
+    for ``samples``, ``log_prob`` and ``quantile`` does (samples × rows × outputs) and can be turned off.
 
     :param model: a Pyro model, called as ``model(*inputs)``, without targets.
     :param guide: its guide, set up (trained or loaded).
@@ -54,7 +76,8 @@ def predict(
     :param num_samples: draws per row.
     :param batch_size: rows of the network's input per pass, copies counted.
     :param seed: makes the prediction reproducible; by default a number from torch's global generator.
-    :param coherent: one noise vector for all rows of a sample: ``samples[s]`` is then one sampled function.
+    :param coherent: ``False`` draws noise for each row of a sample anew. The Monte Carlo errors of the rows are then
+        independent, and a prediction takes up to twice as long.
     :param keep_samples: whether to keep each sample's prediction.
     :param progress: a progress bar; by default one appears in a terminal after some seconds.
     :param site: the observed site, where the model has several.
@@ -88,31 +111,79 @@ def predict(
         torch.random.fork_rng(devices=sorted(d.index for d in devices)),
         coherent_context() if coherent else contextlib.nullcontext(),
     ):
-        torch.manual_seed(seed)
         run = _Run(model, guide, inputs, rows, site, seed)
-        by_rows, limit = run.plan(coherent)
-        size = min(batch_size or _default_size(inputs, rows), limit)
-        passes = run.by_rows(num_samples, size) if by_rows else run.by_samples(num_samples, size)
-        collector: Collector | None = None
-        with tqdm(
-            total=num_samples * rows, desc="predict", unit="row", leave=False,
-            disable=None if progress is None else not progress, delay=0 if progress else _PATIENCE,
-        ) as bar:  # fmt: skip
-            for flat, observed in passes:
-                observed = row_distribution(observed, len(flat))
-                if collector is None:
-                    collector = make_collector(observed, num_samples, rows, keep_samples)
-                collector.add(flat, observed)
-                bar.update(len(flat))
-        assert collector is not None
-        prediction = collector.finish()
+        size = batch_size or _default_size(inputs, rows)
+
+        def collected(plan: _Plan) -> Prediction:
+            collector: Collector | None = None
+            _seed_generators(seed)
+            with tqdm(
+                total=num_samples * rows, desc="predict", unit="row", leave=False,
+                disable=None if progress is None else not progress, delay=0 if progress else _PATIENCE,
+            ) as bar:  # fmt: skip
+                for start, count, observed in run.passes(plan, num_samples, min(size, plan.limit), coherent):
+                    observed = row_distribution(observed, count)
+                    if _row_shape(observed) != plan.shape:
+                        raise _ChangedError
+                    if collector is None:
+                        collector = make_collector(observed, num_samples, rows, keep_samples)
+                    collector.add(start, observed)
+                    bar.update(count)
+            assert collector is not None
+            return collector.finish()
+
+        try:
+            prediction = collected(run.plan(coherent))
+        except NoiseMismatchError:  # the model is not what it was when the plan was made
+            run.forget()
+            prediction = collected(replace(run.plan(coherent), repeats=False, direct=False))
+            run.forget()
         _check_finite(prediction, inputs)
         return prediction
 
 
+def _seed_generators(seed: int) -> None:
+    """As ``torch.manual_seed``, which without a GPU takes half a millisecond to note that one is to be seeded."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def _default_size(inputs: Any, rows: int) -> int:
-    numbers = sum(leaf.numel() for leaf in tensors_in(inputs) if leaf.dim())
-    return max(_FEWEST, min(_MOST, _NUMBERS * rows // max(numbers, 1)))
+    return max(_FEWEST, min(_MOST, _NUMBERS * rows // max(_numbers(inputs), 1)))
+
+
+def _numbers(inputs: Any) -> int:
+    return sum(leaf.numel() for leaf in tensors_in(inputs) if leaf.dim())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a model can be run.
+
+    :ivar limit: how many rows the model's plates admit at once.
+    :ivar shape: of the observed site, for one row.
+    :ivar by_rows: whether all noise is per row, if it is not coherent.
+    :ivar fixed: weights whose examples are not the rows: one draw for all batches of a sample.
+    :ivar repeats: whether several samples can go through the network at once, each with copies of the rows.
+    :ivar direct: whether the model gives the likelihood without Pyro's handlers.
+    """
+
+    limit: int
+    shape: torch.Size
+    by_rows: bool
+    fixed: frozenset[str]
+    repeats: bool = False
+    direct: bool = False
+
+
+class _ChangedError(NoiseMismatchError):
+    """The model does something that the plan does not know."""
+
+
+# The plans of each guide by the kind of inputs, with what they were made for. A plan takes a few small passes.
+_PLANS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Any, _Plan]]] = weakref.WeakKeyDictionary()
+_MOST_PLANS = 8
 
 
 class _Run:
@@ -120,13 +191,20 @@ class _Run:
 
     def __init__(self, model: Any, guide: Any, inputs: Any, rows: int, site: str | None, seed: int):
         self.model, self.guide, self.inputs, self.rows, self.site, self.seed = model, guide, inputs, rows, site, seed
-        self.first = self.draw(seed)
-        self.sources = {name: self._source(i, v) for i, (name, v) in enumerate(_weights(self.first).items())}
-        self.fixed: set[str] = set()  # weights whose examples are not the rows: one draw for all batches of a sample
+        find = getattr(guide, "draw_posteriors", None)
+        self.posteriors: dict[str, Any] | None = find() if find is not None else None
+
+    @cached_property
+    def first(self) -> dict[str, Any]:
+        return self.draw(self.seed)
+
+    @cached_property
+    def sources(self) -> dict[str, NoiseSource]:
+        return {name: self._source(i, v) for i, (name, v) in enumerate(_weights(self.first).items())}
 
     def draw(self, seed: int) -> dict[str, Any]:
         """All latent sites from the guide; mean-field ones by ``seed`` alone, however rows are cut into batches."""
-        torch.manual_seed(seed)
+        _seed_generators(seed)
         trace = poutine.trace(self.guide).get_trace(*self.inputs)
         return {
             name: node["value"]
@@ -144,9 +222,8 @@ class _Run:
         )
         return NoiseSource(source.name, source.example_dim, rows, dense, workspace={})
 
-    def distribution(self, values: dict[str, Any], index: Tensor) -> Any:
-        """The node of the observed site for the rows of ``index``."""
-        chosen = take_rows(self.inputs, index)
+    def distribution(self, values: dict[str, Any], chosen: Any) -> Any:
+        """The node of the observed site for these inputs."""
         try:
             with _Fitting(values):
                 trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*chosen)
@@ -179,55 +256,278 @@ class _Run:
             raise ValueError(f"the model has several observed sites, {sorted(nodes)}. Name the one to predict: site=…")
         return nodes[self.site or next(iter(choice))]
 
-    def plan(self, coherent: bool) -> tuple[bool, int]:
-        """Whether samples can be made by repeating rows, and how many rows the model's plates admit at once."""
+    def plan(self, coherent: bool) -> _Plan:
+        """A plan; one of the guide's where it has one for this model and such inputs."""
+        if not coherent or self.posteriors is None:
+            return self._new_plan()
+        key, made_for = self._key(), self._made_for()
+        plans = _PLANS.setdefault(self.guide, {})
+        known = plans.get(key)
+        if known is not None and known[0] == made_for:
+            return known[1]
+        plan = self._new_plan()
+        plan = replace(plan, repeats=plan.repeats and self._repeats(), direct=self._direct())
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        if key is not None:
+            plans[key] = made_for, plan
+        return plan
+
+    def forget(self) -> None:
+        _PLANS.pop(self.guide, None)
+
+    def _key(self) -> Any:
+        """What the inputs are, beyond their rows and values; ``None`` if something in them has no such description."""
+        leaves, structure = tree_flatten(self.inputs)
+        described: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                described.append((leaf.dim(), leaf.shape[1:], leaf.dtype, leaf.device, type(leaf)))
+            elif leaf is None or isinstance(leaf, (bool, int, float, str)):
+                described.append((type(leaf), leaf))
+            else:
+                return None
+        device = tensors_in(self.inputs)[0].device.type
+        return (*described, str(structure), self.site, torch.is_autocast_enabled(device))
+
+    def _made_for(self) -> Any:
+        """What a plan depends on besides: the model and its modules, the guide's sites."""
+        parts = self.model.modules() if isinstance(self.model, nn.Module) else [self.model]
+        try:
+            refs = [weakref.ref(part) for part in parts]
+        except TypeError:
+            return object()
+        return refs, dict(self.guide.sites), self.guide.example_dim
+
+    def _new_plan(self) -> _Plan:
         logs, shapes = [], set()
         for size in (1, 2):
             log = {n: NoiseSource(s.name, s.example_dim) for n, s in self.sources.items()}
-            node = self.distribution(_with_sources(self.first, log), torch.zeros(size, dtype=torch.long))
+            chosen = take_rows(self.inputs, torch.zeros(size, dtype=torch.long))
+            node = self.distribution(_with_sources(self.first, log), chosen)
             logs.append(log)
-            observed = row_distribution(node["fn"], size)
-            shapes.add(observed.batch_shape[1:] + observed.event_shape)
+            shapes.add(_row_shape(row_distribution(node["fn"], size)))
         if len(shapes) > 1:
             raise ValueError(
                 f"the observed site has shapes {sorted(map(tuple, shapes))} for one row and for two. Is a dimension "
                 "broadcast against the rows? A plate at -1 goes with shapes (..., rows)."
             )
         plates = [frame.full_size for frame in node["cond_indep_stack"] if frame.full_size not in (None, frame.size)]
-        limit = min([*plates, 2**31])
         one, two = logs
-        self.fixed = {n for n, source in two.items() if source.examples and source.examples == one[n].examples}
+        fixed = {n for n, source in two.items() if source.examples and source.examples == one[n].examples}
         scales = {n for n, s in getattr(self.guide, "sites", {}).items() if s.kind == "scale"}
-        only_weights = {n for n in self.first if n not in scales} == set(two)
+        only_weights = bool(self.first) and {n for n in self.first if n not in scales} == set(two)
         # The examples that a weight is applied to must be the rows: twice the rows, twice the examples.
-        per_row = all(
+        per_row = only_weights and all(
             not source.used_dense and source.examples == {2 * n for n in one[name].examples}
             for name, source in two.items()
         )
-        return bool(self.first) and only_weights and per_row and not coherent, limit
+        one_each = all(source.examples <= {1} for source in one.values())
+        return _Plan(min([*plates, 2**31]), shapes.pop(), per_row, frozenset(fixed), repeats=per_row and one_each)
 
-    def by_rows(self, num_samples: int, size: int) -> Iterator[tuple[Tensor, Any]]:
-        """Passes over the sequence (sample 0: all rows, sample 1: all rows, …), cut anywhere."""
+    def _repeats(self) -> bool:
+        """Whether two samples in one pass give what they give in two."""
+        draws, row = self._draws(), take_rows(self.inputs, slice(0, 1))
+        draws.fill(2)
+        try:
+            both = self.distribution(draws.several(0, 2, 1), _copies(row, 2))["fn"]
+        except NoiseMismatchError:
+            return False
+        each = [row_distribution(self.distribution(draws.one(i, 1), row)["fn"], 1) for i in (0, 1)]
+        found, expected = _sampled([row_distribution(both, 2)]), _sampled(each)
+        tolerance = 1e-4 * float(expected.abs().max())
+        return bool(expected.isfinite().all()) and torch.allclose(found, expected, rtol=1e-4, atol=tolerance)
+
+    def _direct(self) -> bool:
+        """Whether the model's likelihood, given all sites, is what its sample statement has."""
+        given = getattr(self.model, "likelihood_given", None)
+        if given is None or len(self.inputs) != 1 or self.site not in (None, "y"):
+            return False
+        draws, row = self._draws(), take_rows(self.inputs, slice(0, 1))
+        draws.fill(1)
+        values = draws.one(0, 1)
+        if set(values) != set(self.model.latent_sites()):
+            return False
+        expected = _sampled([row_distribution(self.distribution(values, row)["fn"], 1)])
+        try:
+            with _NoSamples():
+                found = _sampled([row_distribution(given(values, *row), 1)])
+        except NoiseMismatchError:
+            return False
+        return torch.equal(found, expected)
+
+    def _draws(self) -> "_Draws":
+        assert self.posteriors is not None
+        return _Draws(self.posteriors, self.guide.sites, self.seed)
+
+    def passes(self, plan: _Plan, num_samples: int, size: int, coherent: bool) -> Iterator[tuple[int, int, Any]]:
+        """First position in the sequence (sample 0: all rows, sample 1: all rows, …), number of positions, and the
+        distribution of the observed site there."""
+        if coherent and self.posteriors is not None:
+            return self.shared(plan, num_samples, size)
+        return (self.by_rows if plan.by_rows and not coherent else self.by_samples)(plan, num_samples, size)
+
+    def shared(self, plan: _Plan, num_samples: int, size: int) -> Iterator[tuple[int, int, Any]]:
+        """All rows of a sample share its draw; several samples in a pass where they fit."""
+        hooks = isinstance(self.model, nn.Module) and (self.model._forward_hooks or self.model._forward_pre_hooks)
+        direct = plan.direct and not am_i_wrapped() and not hooks
+        draws, rows = self._draws(), self.rows
+        few = plan.repeats and _numbers(self.inputs) <= _FEW_NUMBERS
+        at_once = max(1, min(size, _COPIES) // rows) if few else 1
+        copies: dict[int, Any] = {}
+        no_samples = _NoSamples()
+
+        def observed(values: dict[str, Any], chosen: Any) -> Any:
+            if not direct:
+                return self.distribution(values, chosen)["fn"]
+            with no_samples:
+                return self.model.likelihood_given(values, *chosen)
+
+        for start in range(0, num_samples, draws.size):
+            drawn = draws.fill(num_samples - start)
+            for i in range(0, drawn, at_once):
+                n, position = min(at_once, drawn - i), (start + i) * rows
+                if n > 1:
+                    if n not in copies:
+                        copies = {n: _copies(self.inputs, n)}
+                    yield position, n * rows, observed(draws.several(i, n, rows), copies[n])
+                    continue
+                values = draws.one(i, min(size, rows))
+                for first in range(0, rows, size):
+                    count = min(size, rows - first)
+                    chosen = self.inputs if count == rows else take_rows(self.inputs, slice(first, first + count))
+                    yield position + first, count, observed(values, chosen)
+
+    def by_rows(self, plan: _Plan, num_samples: int, size: int) -> Iterator[tuple[int, int, Any]]:
+        """Each row of each sample has its own noise: passes over the sequence, cut anywhere."""
         for name, value in _weights(self.first).items():
             if value.draw.scale is not None:
                 self.sources[name].scale_posterior = self.guide.scale_posterior(name).base_dist
         values = _with_sources(self.first, self.sources)
         for start in range(0, num_samples * self.rows, size):
             flat = torch.arange(start, min(start + size, num_samples * self.rows))
-            yield flat, self.distribution(self._again(values), flat % self.rows)["fn"]
+            chosen = take_rows(self.inputs, flat % self.rows)
+            yield start, len(flat), self.distribution(self._again(plan, values), chosen)["fn"]
 
-    def by_samples(self, num_samples: int, size: int) -> Iterator[tuple[Tensor, Any]]:
-        """One draw per sample, its rows in batches."""
+    def by_samples(self, plan: _Plan, num_samples: int, size: int) -> Iterator[tuple[int, int, Any]]:
+        """The guide runs once for each sample, its rows in batches."""
         for sample in range(num_samples):
             values = _with_sources(self.draw(mix_seed(self.seed, sample)), self.sources)
             for start in range(0, self.rows, size):
-                index = torch.arange(start, min(start + size, self.rows))
-                yield sample * self.rows + index, self.distribution(self._again(values), index)["fn"]
+                count = min(size, self.rows - start)
+                chosen = take_rows(self.inputs, slice(start, start + count))
+                node = self.distribution(self._again(plan, values), chosen)
+                yield sample * self.rows + start, count, node["fn"]
 
-    def _again(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _again(self, plan: _Plan, values: dict[str, Any]) -> dict[str, Any]:
         """The draws for a further pass, in which noise per example is drawn anew, except for weights in ``fixed``."""
-        fresh = {n: LazyWeight(w.draw.again()) for n, w in _weights(values).items() if n not in self.fixed}
+        fresh = {n: LazyWeight(w.draw.again()) for n, w in _weights(values).items() if n not in plan.fixed}
         return {**values, **fresh}
+
+
+class _Draws:
+    """Draws of all sites from their posteriors, many samples at once. Each site has a generator of its own, so that its
+    noise depends on the seed and the number of the sample alone.
+
+    :param posteriors: of all sites, a weight's without its z.
+    :param sites: the guide's records of them.
+    :ivar size: how many samples are drawn at once.
+    """
+
+    def __init__(self, posteriors: dict[str, Any], sites: dict[str, Any], seed: int):
+        self.sites, self.values = sites, dict[str, Tensor]()
+        # of each weight a draw without noise; of each other site its base distribution
+        self.weights = {n: p.rsample().draw for n, p in posteriors.items() if sites[n].kind == "weight"}
+        self.others = {n: base_distribution(p) for n, p in posteriors.items() if n not in self.weights}
+        self.generators = {}
+        numbers = 0
+        for i, name in enumerate(posteriors):
+            like = self.weights[name].std if name in self.weights else _normal(self.others[name]).loc
+            device = like.device if like.device.type == "cuda" else torch.device("cpu")
+            self.generators[name] = torch.Generator(device).manual_seed(mix_seed(seed ^ 0x5DEECE66D, i))
+            numbers += like.numel()
+        for draw in self.weights.values():
+            draw.source.workspace = {}
+        self.size = max(1, min(_CHUNK, 2**20 // max(numbers, 1)))
+
+    def fill(self, wanted: int) -> int:
+        """Draws the next samples; returns how many, at most :attr:`size`."""
+        drawn = min(wanted, self.size)
+        for name, posterior in self.others.items():
+            normal = _normal(posterior)
+            eps = self._normals(name, drawn, normal.loc).reshape(-1, *normal.loc.shape)
+            value = normal.loc + normal.scale * eps
+            for transform in getattr(posterior, "transforms", ()):
+                value = transform(value)
+            self.values[name] = value
+        for name, draw in self.weights.items():
+            noise = rotated_noise_(self._normals(name, drawn, draw.std), draw.std, draw.N, draw.W)
+            z = self.values.get(self.sites[name].partner)
+            self.values[name] = noise if z is None else noise * z
+        return drawn
+
+    def _normals(self, name: str, drawn: int, like: Tensor) -> Tensor:
+        """``(drawn, numbers of the site)``. On the CPU torch fills normals in blocks of 16: whole blocks per sample
+        make them independent of how many samples there are. A GPU draws all samples of a chunk."""
+        generator, K = self.generators[name], like.numel()
+        samples = drawn if generator.device.type == "cpu" else self.size
+        size = (samples, -(-K // 16) * 16)
+        full = torch.randn(size, dtype=like.dtype, device=generator.device, generator=generator)
+        return full[:drawn, :K].to(like.device)
+
+    def one(self, sample: int, rows: int) -> dict[str, Any]:
+        """The values of all sites in one sample, for a pass of so many rows."""
+        values: dict[str, Any] = {name: self.values[name][sample] for name in self.others}
+        for name, draw in self.weights.items():
+            # multiplications: one for each entry of the weight, or for each unit and row; of a convolution many a row
+            dense = len(draw.event_shape) > 2 or rows * draw.num_units >= draw.theta.numel()
+            noise, z = self.values[name][sample : sample + 1], values.get(self.sites[name].partner)
+            values[name] = LazyWeight(draw.given(noise, z, apply_dense=dense))
+        return values
+
+    def several(self, sample: int, samples: int, rows: int) -> dict[str, Any]:
+        """The values for a pass in which each of several samples has a copy of the rows; of other sites than weights
+        the first sample's, which is not to be used."""
+        values: dict[str, Any] = {name: self.values[name][sample] for name in self.others}
+        for name, draw in self.weights.items():
+            noise, z = self.values[name][sample : sample + samples], values.get(self.sites[name].partner)
+            noise = noise.repeat_interleave(rows, 0) if rows > 1 else noise
+            values[name] = LazyWeight(draw.given(noise, z))
+        return values
+
+
+def _normal(posterior: Any) -> Any:
+    """The Normal that a mean-field posterior is, or is a transform of."""
+    return base_distribution(posterior.base_dist) if hasattr(posterior, "transforms") else posterior
+
+
+def _copies(inputs: Any, n: int) -> Any:
+    """All rows n times."""
+    return map_tensors(lambda t: t.repeat(n, *(1,) * (t.dim() - 1)) if t.dim() else t, inputs)
+
+
+def _row_shape(observed: Any) -> torch.Size:
+    shape: torch.Size = observed.batch_shape[1:] + observed.event_shape
+    return shape
+
+
+def _sampled(parts: Iterable[Any]) -> Tensor:
+    """Each sample's prediction for one row, from distributions of one or more samples."""
+    parts = list(parts)
+    collector, start = make_collector(parts[0], sum(part.batch_shape[0] for part in parts), 1, keep=True), 0
+    for part in parts:
+        collector.add(start, part)
+        start += part.batch_shape[0]
+    samples = collector.finish().samples
+    assert samples is not None
+    return samples
+
+
+class _NoSamples(Messenger):
+    """No sample statement is expected."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        raise _ChangedError
 
 
 def _weights(values: dict[str, Any]) -> dict[str, LazyWeight]:

@@ -13,7 +13,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_vsd._utils import base_constraint, check_choice, check_integer, check_positive
+from pyro_vsd._utils import base_constraint, check_choice, check_integer, check_positive, is_capturing
 from pyro_vsd.distributions.lazy_weight import ParticleTensor
 from pyro_vsd.nn.bayesian_network import BayesianNetwork
 
@@ -73,6 +73,18 @@ class ObservationModel(PyroModule):
         """
         if y is not None and not isinstance(y, Tensor):
             raise TypeError(f"y must be a tensor of targets, not {type(y).__name__}.")
+        return self._observe(*self.likelihood(self._output(x), y))
+
+    def likelihood_given(self, values: dict[str, Tensor], x: Any) -> Any:
+        """The distribution of y that :meth:`forward` samples from, given a value of each site of :meth:`latent_sites`;
+        without Pyro's sample statements."""
+        with self._pyro_context:
+            for name, value in values.items():
+                self._pyro_context.set(name, value)
+            return self.likelihood(self._output(x), None)[0]
+
+    def _output(self, x: Any) -> Tensor:
+        """The network's output, a plain tensor of at least single precision."""
         output = self.net(*x) if isinstance(x, tuple) else self.net(x)
         if not isinstance(output, Tensor):
             raise TypeError(
@@ -85,7 +97,7 @@ class ObservationModel(PyroModule):
             output = output.as_subclass(Tensor)
         if output.dtype in (torch.bfloat16, torch.float16):
             output = output.float()
-        return self._observe(*self.likelihood(output, y))
+        return output
 
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
         """The distribution of y given the network's output, the number of rows, and y as that distribution takes it."""
@@ -155,7 +167,7 @@ class _BatchWatch:
     def look(self, y: Tensor, num_data: int) -> None:
         if self.of != (num_data, y.dtype):  # the data has grown, as in active learning, or been cast
             self.looks, self.of, self.first = 0, (num_data, y.dtype), None
-        if self.looks >= _LOOKS or torch.compiler.is_compiling():
+        if self.looks >= _LOOKS or is_capturing():
             return
         self.looks += 1
         # NaN, which may stand for missing targets, is equal to nothing.

@@ -1,5 +1,6 @@
 """Streaming averages over posterior samples, by the kind of observation."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,25 +24,36 @@ class Collector:
         self.kept: dict[str, Tensor] = {}
         self.pivot: Tensor | None = None
 
-    def add(self, flat: Tensor, distribution: Any) -> None:
-        """:param flat: positions in the sequence. :param distribution: of batch shape ``(len(flat),)``."""
+    def add(self, start: int, distribution: Any) -> None:
+        """:param start: the first position in the sequence. :param distribution: of batch shape ``(positions,)``."""
         raise NotImplementedError
 
     def finish(self) -> Prediction:
         raise NotImplementedError
 
-    def _sum(self, name: str, flat: Tensor, value: Tensor) -> None:
-        value = value.to(_sum_dtype(value))
-        if name not in self.sums:
-            self.sums[name] = value.new_zeros((self.rows, *value.shape[1:]))
-        self.sums[name].index_add_(0, (flat % self.rows).to(value.device), value)
+    def _blocks(self, start: int, value: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The part of each sample that ``value`` begins or ends with, and the whole samples between: rows, and what
+        they have as ``(samples, rows, ...)``."""
+        while len(value):
+            first = start % self.rows
+            samples = 1 if first else max(1, len(value) // self.rows)
+            count = min(samples * (self.rows - first), len(value))
+            yield slice(first, first + count // samples), value[:count].reshape(samples, -1, *value.shape[1:])
+            start, value = start + count, value[count:]
 
-    def _keep(self, name: str, flat: Tensor, value: Tensor) -> None:
+    def _sum(self, name: str, start: int, value: Tensor) -> None:
+        dtype = _sum_dtype(value)
+        if name not in self.sums:
+            self.sums[name] = value.new_zeros((self.rows, *value.shape[1:]), dtype=dtype)
+        for rows, block in self._blocks(start, value):
+            self.sums[name][rows] += block.sum(0, dtype=dtype) if len(block) > 1 else block[0]
+
+    def _keep(self, name: str, start: int, value: Tensor) -> None:
         if not self.keep:
             return
         if name not in self.kept:
             self.kept[name] = value.new_empty((self.num_samples * self.rows, *value.shape[1:]))
-        self.kept[name][flat.to(value.device)] = value
+        self.kept[name][start : start + len(value)] = value
 
     def _kept(self, name: str) -> Tensor | None:
         kept = self.kept.get(name)
@@ -50,15 +62,18 @@ class Collector:
     def _mean(self, name: str, dtype: torch.dtype) -> Tensor:
         return (self.sums[name] / self.num_samples).to(dtype)
 
-    def _add_spread(self, flat: Tensor, value: Tensor) -> None:
+    def _add_spread(self, start: int, value: Tensor) -> None:
         """Sums of deviations from each row's first sample, so that a small spread around a large mean survives."""
         if self.pivot is None:
             self.pivot = value.new_zeros((self.rows, *value.shape[1:]))
-        first, row = (flat < self.rows).to(value.device), (flat % self.rows).to(value.device)
-        self.pivot[row[first]] = value[first]
-        deviation = value - self.pivot[row]
-        self._sum("deviation", flat, deviation)
-        self._sum("square", flat, deviation.to(_sum_dtype(value)).square())
+        if start < self.rows:
+            first = value[: self.rows - start]
+            self.pivot[start : start + len(first)] = first
+        for rows, block in self._blocks(start, value):
+            deviation = (block - self.pivot[rows]).flatten(0, 1)
+            self._sum("deviation", start, deviation)
+            self._sum("square", start, deviation.to(_sum_dtype(value)).square())
+            start += len(deviation)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and population variance over the samples."""
@@ -69,12 +84,12 @@ class Collector:
 
 
 class _Classes(Collector):
-    def add(self, flat: Tensor, distribution: Any) -> None:
+    def add(self, start: int, distribution: Any) -> None:
         probs = _probs(distribution)
         assert probs is not None
-        self._sum("probs", flat, probs)
-        self._sum("entropy", flat, torch.special.entr(probs).sum(-1))
-        self._keep("probs", flat, probs)
+        self._sum("probs", start, probs)
+        self._sum("entropy", start, torch.special.entr(probs).sum(-1))
+        self._keep("probs", start, probs)
         self.dtype = probs.dtype
 
     def finish(self) -> Prediction:
@@ -83,12 +98,12 @@ class _Classes(Collector):
 
 
 class _Normals(Collector):
-    def add(self, flat: Tensor, distribution: Any) -> None:
+    def add(self, start: int, distribution: Any) -> None:
         base = base_distribution(distribution)
-        self._add_spread(flat, base.mean)
-        self._sum("variance", flat, base.stddev.square())
-        self._keep("mean", flat, base.mean)
-        self._keep("scale", flat, base.stddev)
+        self._add_spread(start, base.mean)
+        self._sum("variance", start, base.stddev.square())
+        self._keep("mean", start, base.mean)
+        self._keep("scale", start, base.stddev)
 
     def finish(self) -> Prediction:
         mean, epistemic = self._moments()
@@ -105,7 +120,7 @@ class _Any(Collector):
         super().__init__(num_samples, rows, keep)
         self.parts: list[list[Any]] = []  # lists, not tuples: Prediction.to moves what lists hold
 
-    def add(self, flat: Tensor, distribution: Any) -> None:
+    def add(self, start: int, distribution: Any) -> None:
         probs = _probs(distribution)
         try:
             mean = distribution.mean if probs is None else probs
@@ -115,12 +130,12 @@ class _Any(Collector):
                 f"expected a likelihood whose mean and variance are known, got {distribution}. Draw from the "
                 "predictive distribution instead: pyro.infer.Predictive(model, guide=guide, num_samples=…)."
             ) from None
-        self._add_spread(flat, mean)
-        self._sum("variance", flat, variance)
-        self._keep("mean", flat, mean)
+        self._add_spread(start, mean)
+        self._sum("variance", start, variance)
+        self._keep("mean", start, mean)
         self.categorical = probs is not None
         if self.keep:
-            self.parts.append([flat, distribution])
+            self.parts.append([start, distribution])
 
     def finish(self) -> Prediction:
         mean, spread = self._moments()
@@ -143,12 +158,13 @@ class _Components(Distribution):
         out = None
         if not value.is_floating_point():  # log_prob subtracts from it, which a bool does not allow
             value = value.to(torch.get_default_dtype())
-        for flat, distribution in self.parts:
-            density = distribution.log_prob(value[flat.to(value.device) % self._batch_shape[1]])
+        for start, distribution in self.parts:
+            flat = torch.arange(start, start + distribution.batch_shape[0], device=value.device)
+            density = distribution.log_prob(value[flat % self._batch_shape[1]])
             density = density.flatten(1).sum(-1) if density.dim() > 1 else density
             if out is None:
                 out = density.new_empty(self._batch_shape.numel())
-            out[flat.to(out.device)] = density
+            out[start : start + len(density)] = density
         assert out is not None
         return out.reshape(self._batch_shape)
 

@@ -1,5 +1,6 @@
 """Cuts data into batches: tuples of tensors, ``vsd.datasets.Data``, or the batches of a ``DataLoader``."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -78,6 +79,21 @@ class Batches:
             return -(-len(self.data) // accumulate)
         except TypeError:
             return None
+
+    def num_batches(self, rows: int, accumulate: int = 1) -> int:
+        """How many batches of a pass in one process have so many rows, as far as that is known.
+
+        >>> batches = Batches((torch.arange(7.0), torch.arange(7)), batch_size=3)
+        >>> batches.num_batches(3), batches.num_batches(2)
+        (1, 2)
+        """
+        if self.is_loader:
+            return max((self.num_steps() or 0) - 1, 1) if rows == self.batch_size else 1
+        sizes = Counter(part.stop - part.start for part in split_rows(self.num_rows, self.batch_size * accumulate))
+        if accumulate > 1:
+            parts = [(part, count) for size, count in sizes.items() for part in split_rows(size, self.batch_size)]
+            return sum(count for part, count in parts if part.stop - part.start == rows)
+        return sizes[rows]
 
     def _cut(self, seed: int, accumulate: int, rank: int, world: int) -> Iterator[list[Any]]:
         for rows in self._shuffled(seed, self.batch_size * accumulate * world):

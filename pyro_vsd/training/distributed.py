@@ -57,8 +57,8 @@ def seed_everything(seed: int) -> None:
 def predict(model: Any, guide: Any, *inputs: Any, seed: int | None = None, **options: Any) -> Prediction:
     """:func:`pyro_vsd.predict` with the rows split over the processes; each gets the whole prediction.
 
-    All processes must call it, with the same inputs. In one process it is ``vsd.predict`` itself. In several, rows have
-    the same distribution but different draws, except with ``coherent=True``, where all rows of a sample share one draw.
+    All processes must call it, with the same inputs. Under the same seed the result is that of one process, up to
+    rounding; with ``coherent=False`` rows have the same distribution but different draws.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
@@ -72,7 +72,7 @@ def predict(model: Any, guide: Any, *inputs: Any, seed: int | None = None, **opt
     own = slice(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
     found: Prediction | str | None = None
     if own.stop > own.start:
-        own_seed = seed if options.get("coherent") else mix_seed(seed, group.rank)
+        own_seed = seed if options.get("coherent", True) else mix_seed(seed, group.rank)
         try:
             found = infer.predict(model, guide, *take_rows(inputs, own), seed=own_seed, **options).to("cpu")
         except (ValueError, TypeError) as error:  # all processes wait for this one: they raise the same

@@ -31,11 +31,12 @@ from pyro_vsd.training.checkpoint import (
     set_loose_parameters,
     set_rng_state,
 )
+from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
 from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
 
-__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "make_optimizer", "steps_not_counted"]
+__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "make_optimizer"]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
 LOOK_EVERY = 50
@@ -105,6 +106,7 @@ def fit(
     validation_samples: int = 20,
     early_stopping: EarlyStopping | int | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    compile: bool | str = "auto",
     progress: bool | None = None,
     seed: int | None = None,
     callbacks: Iterable[Callable[[History], Any]] = (),
@@ -137,6 +139,9 @@ def fit(
     :param early_stopping: epochs to wait for a better validation, or an :class:`EarlyStopping`.
     :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it, on the CPU bit
         for bit.
+    :param compile: whether the step is compiled (:func:`compile_step`), which takes some ten seconds. ``"auto"``
+        compiles if enough steps are to come, and stays eager where that is as fast. A checkpoint keeps the choice.
+        Several processes and Pyro's optimisers always run eagerly.
     :param progress: a progress bar; by default only in a terminal.
     :param seed: of the order of the rows and of the noise. With a seed, torch's global generators are left as they
         were; without, they decide.
@@ -151,6 +156,8 @@ def fit(
     """
     check_integer("epochs", epochs, 1)
     check_integer("accumulate", accumulate, 1)
+    if not isinstance(compile, bool):
+        check_choice("compile", compile, ("auto",))
     if seed is not None:
         check_integer("seed", seed)
     if isinstance(early_stopping, int):
@@ -186,11 +193,12 @@ def fit(
         run = _Run(
             model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
+            compile, epochs,
         )  # fmt: skip
         if checkpoint is not None and checkpoint.resume and group.same(os.path.exists(checkpoint.path)):
             run.resume(seed)
         with _interrupts() as pressed:
-            return run.train(epochs, pressed, progress)
+            return run.train(pressed, progress)
 
 
 @contextlib.contextmanager
@@ -233,26 +241,14 @@ def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.O
             groups = guide.parameter_groups(lr=_RATE)
         else:
             groups = [{"params": list(elbo(model, guide).parameters()), "lr": _RATE}]
-        if optimizer is None:
-            return torch.optim.Adam(groups)
+        if optimizer is None:  # one pass over all parameters, where torch has one
+            devices = {p.device.type for group in groups for p in group["params"]}
+            return torch.optim.Adam(groups, fused=True if devices <= {"cpu", "cuda"} else None)
         # without learning rates: those of a group would override the function's own
         optimizer = optimizer([{k: v for k, v in group.items() if k != "lr"} for group in groups])
     if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
         raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {type(optimizer).__name__}.")
     return optimizer
-
-
-@contextlib.contextmanager
-def steps_not_counted(elbo: Any) -> Iterator[None]:
-    """Evaluations inside do not advance a KL schedule: whoever steps the optimiser counts."""
-    if not isinstance(elbo, VSD_ELBO):
-        yield
-        return
-    before, elbo.auto_step = elbo.auto_step, False
-    try:
-        yield
-    finally:
-        elbo.auto_step = before
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
@@ -262,9 +258,11 @@ def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
         raise ValueError(f"the loss is {float(loss)}{where}. Lower the learning rate or look at the data.")
 
 
-def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, group: Group) -> _Step:
+def _torch_step(
+    guide: Any, objective: nn.Module, optimizer: optim.Optimizer, group: Group, compiled: CompiledLoss | None
+) -> _Step:
     """A step on the mean of the losses of some batches, in which the KL counts once; for each the terms of its loss."""
-    objective: nn.Module = elbo(model, guide)
+    elbo: Any = objective.elbo
     own = {id(p) for p in (guide if isinstance(guide, nn.Module) else objective).parameters()}
     if own.isdisjoint(id(p) for parameters in optimizer.param_groups for p in parameters["params"]):
         raise ValueError("optimizer holds none of the guide's parameters. Pass optimizer=torch.optim.Adam, the class.")
@@ -286,12 +284,16 @@ def _torch_step(model: Any, guide: Any, elbo: Any, optimizer: optim.Optimizer, g
                 # processes exchange the gradients with the last batch
                 silent = group.size > 1 and number < len(batches)
                 with loss_module.no_sync() if silent else contextlib.nullcontext():
-                    loss = loss_module(*args, **kwargs)
+                    if compiled is not None:
+                        loss = compiled.backward(args, kwargs, 1 / len(batches))
+                    else:
+                        loss = loss_module(*args, **kwargs)
                     found.append(getattr(elbo, "terms", None) or {"loss": loss.detach()})
                     agreed = group.mean(loss.detach())
                     if loss.device.type == "cpu" or next(evaluations) % LOOK_EVERY == 0:
                         _check_finite(elbo, agreed, where)  # before the parameters are touched
-                    (loss if len(batches) == 1 else loss / len(batches)).backward()
+                    if compiled is None:
+                        (loss if len(batches) == 1 else loss / len(batches)).backward()
                 total = total + agreed / len(batches)
             return total
 
@@ -331,7 +333,7 @@ class _Run:
     def __init__(
         self, model: Any, guide: Any, elbo: Any, batches: Batches, optimizer: Any, scheduler: Any, interval: str,
         accumulate: int, validation: Any, samples: int, stopping: EarlyStopping | None, checkpoint: Checkpoint | None,
-        callbacks: list[Callable[[History], Any]], seed: int, group: Group,
+        callbacks: list[Callable[[History], Any]], seed: int, group: Group, compile: bool | str, epochs: int,
     ):  # fmt: skip
         check_choice("scheduler_interval", interval, ("epoch", "batch"))
         self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
@@ -345,6 +347,10 @@ class _Run:
             "processes": group.size, "generators": len(batches.state()),
         }  # fmt: skip
         self.optimizer = make_optimizer(model, guide, elbo, optimizer)
+        self.epochs = epochs
+        self.compiled: CompiledLoss | None = None
+        if compile is True and (isinstance(self.optimizer, PyroOptim) or group.size > 1):
+            warnings.warn("compile: several processes and Pyro's optimisers run eagerly.", stacklevel=3)
         if isinstance(self.optimizer, PyroOptim):
             if scheduler is not None:
                 raise ValueError("scheduler cannot be combined with an optimizer of Pyro: use pyro.optim.StepLR, …")
@@ -356,7 +362,10 @@ class _Run:
                 scheduler = scheduler(self.optimizer)
             if getattr(scheduler, "optimizer", self.optimizer) is not self.optimizer:
                 raise ValueError("scheduler is attached to a different optimizer.")
-            self._take = _torch_step(model, guide, elbo, self.optimizer, group)
+            objective = elbo(model, guide)
+            if compile and group.size == 1:
+                self.compiled = CompiledLoss(objective, None if compile is True else self._steps_to_come)
+            self._take = _torch_step(guide, objective, self.optimizer, group, self.compiled)
         self.scheduler = scheduler
         self.epoch = self.step = self.done = 0
         self.history, self.means = History(), EpochMeans()
@@ -364,12 +373,19 @@ class _Run:
         self.epoch_start: Any = None  # generators as they were when the epoch began
         self.saved: Any = None  # epoch and steps of the last save
 
-    def train(self, epochs: int, pressed: list[int], progress: bool | None) -> History:
-        per_epoch = self.batches.num_steps(self.accumulate, self.group.size)
+    def _steps_to_come(self, rows: int) -> int:
+        """How many batches of this size are to come."""
+        per_epoch = self.batches.num_batches(rows, self.accumulate)
+        return (self.epochs - self.epoch) * per_epoch
+
+    def train(self, pressed: list[int], progress: bool | None) -> History:
+        epochs, per_epoch = self.epochs, self.batches.num_steps(self.accumulate, self.group.size)
         if self.group.rank:
             progress = False
         total, disable = per_epoch and epochs * per_epoch, None if progress is None else not progress
         with tqdm(total=total, initial=self.step, desc="fit", unit="step", disable=disable) as bar:
+            if self.compiled is not None:
+                self.compiled.announce = (lambda text: None) if bar.disable else bar.write
             stopped = "epochs"
             while self.epoch < epochs and not self._exhausted() and stopped == "epochs":
                 stopped = self._train_epoch(pressed, bar)
@@ -508,7 +524,8 @@ class _Run:
         self.saved = self.epoch, self.done
         own = {"generators": self._generators(), "epoch_start": self.epoch_start, "means": vars(self.means)}
         # Noise and sums are each process's own. The rest is the same in all, and the first one saves it.
-        state = {"settings": self.settings, "processes": self.group.gather(own)}
+        state: dict[str, Any] = {"settings": self.settings, "processes": self.group.gather(own)}
+        state["compiled"] = {} if self.compiled is None else self.compiled.choices
         state |= {name: getattr(self, name) for name in _OF_RUN}
         if self.group.rank == 0:
             parts = self._parts() | {"epoch": self.epoch, "step": self.step, "extra": {"fit": state}}
@@ -532,6 +549,7 @@ class _Run:
             own = state["processes"][self.group.rank]
             found = {name: state[name] for name in _OF_RUN} | {"epoch_start": own["epoch_start"]}
             found["history"] = History(state["history"])
+            compiled = {int(rows): str(choice) for rows, choice in state["compiled"].items()}
             found["means"] = EpochMeans(*(own["means"][name] for name in vars(self.means)))
             for generators in (own["generators"], own["epoch_start"]):
                 if generators is not None or state["done"]:
@@ -544,6 +562,8 @@ class _Run:
         self._set_generators(own["generators"])
         vars(self).update(found, epoch=content["epoch"], step=content["step"])
         self.settings["seed"] = before["seed"]
+        if self.compiled is not None:
+            self.compiled.choices = compiled
         self.saved = self.epoch, self.done
 
 

@@ -1,6 +1,9 @@
 """The predictive distribution: how samples are made, that their spread is right, and any likelihood."""
 
+import copy
+import gc
 import math
+import pickle
 import warnings
 
 import pyro
@@ -16,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyro_vsd as vsd
 from pyro_vsd.distributions import LazyWeight
+from pyro_vsd.infer import predictive
 from tests.infer import models
 
 
@@ -161,9 +165,9 @@ def test_networks_take_the_path_per_row(net, shape):
     assert by_rows(model, vsd.VSDGuide(model), torch.randn(4, *shape))
 
 
-def test_rows_of_one_sample_are_independent_and_samples_of_one_row_too():
+def test_without_coherent_rows_of_one_sample_are_independent_and_samples_of_one_row_too():
     model, x = models.regressor(), torch.ones(2, 3)
-    samples = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=2000, seed=0).samples
+    samples = vsd.predict(model, vsd.VSDGuide(model), x, num_samples=2000, seed=0, coherent=False).samples
     assert abs(float(torch.corrcoef(samples.T)[0, 1])) < 4.5 / math.sqrt(2000)
     assert abs(float(torch.corrcoef(torch.stack([samples[1:, 0], samples[:-1, 0]]))[0, 1])) < 4.5 / math.sqrt(2000)
     assert len(samples.unique()) == samples.numel()
@@ -247,6 +251,208 @@ def test_a_coherent_sample_of_a_linear_model_is_linear():
     guide = vsd.VSDGuide(models.one_weight).setup(x, torch.zeros(3))
     samples = vsd.predict(models.one_weight, guide, x, num_samples=5, coherent=True).samples
     assert_close(samples[:, 0] + samples[:, 1], samples[:, 2])
+
+
+# ---- one draw for all rows
+
+
+class SequenceFirst(nn.Module):
+    """A transformer's layer on sequences ``(T, B, D)``."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8)
+        self.embed, self.head = nn.Linear(1, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embed(x.T.unsqueeze(-1))).mean(0))
+
+
+class Turns(models.HandWritten):
+    """Turns the order of its rows round between two layers, and back."""
+
+    def forward(self, x, y=None):
+        mean = self.last(self.first(x).tanh().flip(0)).flip(0).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+class Tokens(models.HandWritten):
+    """Has two examples for each row."""
+
+    def forward(self, x, y=None):
+        mean = self.last(self.first(x.repeat_interleave(2, 0)).tanh().reshape(len(x), 2, -1).mean(1)).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+def convolutional():
+    net = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
+    return vsd.nn.Regressor(vsd.nn.bayesianize(net), num_data=12)
+
+
+SHARED = {
+    **{name: (make, {}) for name, make in CASES.items()},
+    "hand_written": (models.HandWritten, {}),
+    "hierarchical_by_hand": (lambda: models.hierarchical, {}),
+    "recurrent": (Recurrent, {}),
+    "conv_out": (convolutional, {"conv_noise": "out"}),
+    "conv_in": (convolutional, {"conv_noise": "in"}),
+    "sequence_first": (lambda: vsd.nn.Regressor(vsd.nn.bayesianize(SequenceFirst()), num_data=12), {"example_dim": 1}),
+    "turns": (Turns, {}),
+    "tokens": (Tokens, {}),
+    "plated": (lambda: models.by_hand, {}),
+}
+every_shared = pytest.mark.parametrize(("make", "options"), SHARED.values(), ids=SHARED)
+
+
+@every_shared
+def test_a_row_does_not_depend_on_the_other_rows(make, options, monkeypatch):
+    model, (x, _) = make(), models.data(11)
+    guide = vsd.VSDGuide(model, **options).setup(x, torch.zeros(11))
+    whole = vsd.predict(model, guide, x, num_samples=7, seed=3).samples
+    for rows in ([4], [9, 0, 9]):
+        assert_close(vsd.predict(model, guide, x[rows], num_samples=7, seed=3).samples, whole[:, rows])
+    # many rows: one sample in each pass
+    monkeypatch.setattr(predictive, "_FEW_NUMBERS", 0)
+    assert_close(vsd.predict(model, guide, x, num_samples=7, seed=3).samples, whole)
+    # chunks of samples
+    monkeypatch.setattr(predictive, "_CHUNK", 2)
+    assert_close(vsd.predict(model, guide, x[:1], num_samples=7, seed=3).samples, whole[:, :1])
+
+
+# Where a row has several examples, noise per row is noise per example: not the same distribution.
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [pytest.param(*case, id=name) for name, case in SHARED.items() if name != "tokens"],
+)
+def test_moments_agree_with_noise_per_row(make, options):
+    model, (x, _) = make(), models.data(2)
+    guide = vsd.VSDGuide(model, **options).setup(x, torch.zeros(2))
+    S = 600
+    one, each = (
+        vsd.predict(model, guide, x, num_samples=S, seed=0, coherent=coherent).samples for coherent in (True, False)
+    )
+    error = ((one.var(0) + each.var(0)) / S).sqrt()
+    assert float(((one.mean(0) - each.mean(0)) / error).abs().max()) < 4.5
+    kurtosis = ((each - each.mean(0)) ** 4).mean(0) / each.var(0) ** 2
+    assert bool(((one.var(0) / each.var(0)).log().abs() < 4.5 * (2 * kurtosis.clamp(min=3) / S).sqrt()).all())
+
+
+def test_a_foreign_guide_draws_one_function_per_sample():
+    model, (x, y) = models.HandWritten(), models.data(5)
+    guide = AutoNormal(model, init_scale=0.3)
+    guide(x, y)
+    whole = vsd.predict(model, guide, x, num_samples=6, seed=0).samples
+    assert_close(vsd.predict(model, guide, x[2:3], num_samples=6, seed=0).samples, whole[:, 2:3])
+
+
+# ---- plans
+
+
+def plans_made(monkeypatch):
+    made = []
+    original = predictive._Run._new_plan
+
+    def counted(run):
+        made.append(run)
+        return original(run)
+
+    monkeypatch.setattr(predictive._Run, "_new_plan", counted)
+    return made
+
+
+@pytest.mark.parametrize("make", [models.regressor, models.HandWritten, lambda: models.one_weight])
+def test_a_plan_is_made_once(make, monkeypatch):
+    made, model, (x, _) = plans_made(monkeypatch), make(), models.data()
+    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12))
+    first = vsd.predict(model, guide, x, num_samples=3, seed=0).samples
+    assert torch.equal(vsd.predict(model, guide, x, num_samples=3, seed=0).samples, first)
+    vsd.predict(model, guide, x[:1], num_samples=5)
+    assert len(made) == 1
+
+
+def test_a_plan_is_made_again(monkeypatch):
+    made, model, (x, _) = plans_made(monkeypatch), models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+
+    def again(model, guide, x, **options):
+        before = len(made)
+        vsd.predict(model, guide, x, num_samples=2, **options)
+        return len(made) > before
+
+    assert again(model, guide, x)
+    assert not again(model, guide, x)
+    assert again(model, guide, x, site="y")
+    assert again(model, vsd.VSDGuide(model), x)
+    assert again(model, copy.deepcopy(guide), x)
+    assert again(copy.deepcopy(model), guide, x)
+    model.net.network[1] = nn.Tanh()
+    assert again(model, guide, x)
+    with pytest.raises(ValueError, match=r"\bnet\.0\.weight\b"):
+        again(model, guide, x.float())
+    model.net.network[0] = nn.Linear(models.D, 5)
+    with pytest.raises(ValueError, match=r"\bnet\.0\.weight\b"):
+        again(model, guide, x)
+
+
+def test_a_function_that_changes_its_ways():
+    """A plan of a function cannot see what the function refers to: the passes notice."""
+    way = "rows"
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        h = x @ w if way == "rows" else x @ (1.0 * w)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(h.squeeze(-1), 0.3), obs=y)
+
+    x, y = models.data()
+    guide = vsd.VSDGuide(model).setup(x, y)
+    first = vsd.predict(model, guide, x, num_samples=4, seed=0).samples
+    way = "dense"
+    assert_close(vsd.predict(model, guide, x, num_samples=4, seed=0).samples, first)
+
+
+def test_guides_are_copied_and_pickled_without_plans():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    expected = vsd.predict(model, guide, x, num_samples=3, seed=0).samples
+    size = len(pickle.dumps(guide))
+    vsd.predict(model, guide, x, num_samples=3, site="y")
+    assert len(pickle.dumps(guide)) == size
+    copies = copy.deepcopy((model, guide)), (model, pickle.loads(pickle.dumps(guide)))
+    for other_model, other in copies:
+        assert_close(vsd.predict(other_model, other, x, num_samples=3, seed=0).samples, expected)
+
+
+def test_plans_do_not_pile_up():
+    gc.collect()
+    before = len(predictive._PLANS)
+    model = models.regressor()
+    guide = vsd.VSDGuide(model)
+    for rows in range(1, 20):
+        vsd.predict(model, guide, torch.randn(rows, 3), num_samples=2)
+        vsd.predict(poutine.block(model, hide=[]), guide, torch.randn(2, 3), num_samples=2)
+        vsd.predict(lambda x, y=None, size=rows: model(x, y), guide, torch.randn(2, 3), num_samples=2)
+    assert len(predictive._PLANS) == before + 1
+    assert len(predictive._PLANS[guide]) <= predictive._MOST_PLANS
+    guide = model = None
+    gc.collect()
+    assert len(predictive._PLANS) == before
+
+
+def test_hooks_and_handlers_see_the_model():
+    model, (x, _) = models.regressor(), models.data()
+    guide = vsd.VSDGuide(model)
+    expected = vsd.predict(model, guide, x, num_samples=3, seed=0).samples
+    calls = []
+    handle = model.register_forward_hook(lambda *args: calls.append(1))
+    assert_close(vsd.predict(model, guide, x, num_samples=3, seed=0).samples, expected)
+    handle.remove()
+    assert calls
+    with poutine.trace() as trace:
+        assert_close(vsd.predict(model, guide, x, num_samples=3, seed=0).samples, expected)
+    assert "y" in trace.trace.nodes
 
 
 # ---- kinds of predictions
@@ -462,12 +668,12 @@ def test_several_observed_sites():
     assert type(vsd.predict(model, guide, x, num_samples=2, site="v")) is vsd.Prediction
 
 
-def test_hierarchical_models_draw_z_for_each_row():
+def test_without_coherent_hierarchical_models_draw_z_for_each_row():
     model = models.regressor(prior=vsd.nn.HierarchicalPrior(), sizes=(3, 1))
     guide = vsd.VSDGuide(model, init_alpha=1e-12, init_scale=0.5)
     x = torch.ones(2, 3)
     S = 4000
-    samples = vsd.predict(model, guide, x, num_samples=S, seed=0).samples
+    samples = vsd.predict(model, guide, x, num_samples=S, seed=0, coherent=False).samples
     theta = guide.posterior("net.0.weight").theta.detach()
     expected = (theta.square() * (math.exp(0.25) - 1) * math.exp(0.25)).sum()
     assert_close(samples.var(0), expected.expand(2), rtol=0.2, atol=0)
@@ -590,7 +796,7 @@ def test_no_tensor_grows_with_the_number_of_draws():
     model, (x, _) = models.regressor(), models.data()
     guide = vsd.VSDGuide(model)
     largest = []
-    for num_samples in (50, 1000):
+    for num_samples in (300, 1000):
         with Largest() as mode:
             vsd.predict(model, guide, x, num_samples=num_samples, batch_size=100, keep_samples=False)
         largest.append(mode.entries)

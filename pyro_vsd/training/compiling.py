@@ -1,0 +1,522 @@
+"""A training step as one compiled program: ``vsd.compile_step``."""
+
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pyro_vsd._utils import capturing
+from pyro_vsd.infer import VSD_ELBO
+
+__all__ = ["CompiledLoss", "CompiledStep", "compile_step", "steps_not_counted"]
+
+# Each new shape or mode costs a compilation: after this many, further ones run eagerly.
+_MOST = 4
+# Calls of a new program that are compared with the eager loss.
+_COMPARED = 2
+# Largest difference, as a share of the largest entry. Rounding alone can switch single ReLUs, so it is far above the
+# precision; a branch or a hook that was not captured differs by far more.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+# A gradient that is zero but for rounding (a bias before batch normalisation) is compared with the largest of all.
+_SMALL = 1e-3
+# A compilation is expected to take so many seconds, and to save half of an eager step but no more than this.
+_COMPILATION, _SAVED = 20.0, 3e-3
+# Capturing without compiling takes less than a second and saves a third of a small network's step.
+_CAPTURE_STEPS = 500
+# Evaluations behind a time.
+_TIMED = 5
+_TOO_FEW = "too few steps are to come for a compilation to pay"
+_END = object()
+
+
+def compile_step(loss: nn.Module, optimizer: optim.Optimizer) -> "CompiledStep":
+    """Compiles a training step: loss, gradients and KL as one program, then the optimiser.
+
+    The first call captures the loss and its gradients through Pyro and compiles them, which takes some ten seconds
+    (a few in later processes, from torch's cache). Later calls cost about as much as a step of the plain network. With
+    equal random states the numbers are those of the eager step, to rounding. The first two calls are compared with the
+    eager loss; where they differ, or nothing can be captured, the step runs eagerly, with one warning.
+
+    The weight of the KL, the data, parameters, buffers and learning rates may change from step to step. A new shape,
+    dtype or mode, and a changed module, is compiled anew, at most four times. Values are not validated: labels out of
+    range raise, but in torch's words.
+
+    :param loss: the module form of the objective, ``vsd.VSD_ELBO()(model, guide)``.
+    :param optimizer: a torch optimiser of its parameters. A fused one is the fastest.
+    :returns: a function ``step(*batch)`` that makes one update and returns the loss, a detached tensor. ``step.reason``
+        says why it runs eagerly; it is ``None`` while it is compiled.
+
+    >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
+    >>> loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model))
+    >>> step = vsd.compile_step(loss, torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True))
+    >>> # for x, y in batches: step(x, y)
+    """
+    if not isinstance(loss, nn.Module) or not hasattr(loss, "elbo"):
+        raise TypeError(f"loss must be a module vsd.VSD_ELBO()(model, guide), not a {type(loss).__name__}.")
+    if not isinstance(optimizer, optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be one of torch.optim, not a {type(optimizer).__name__}: "
+            "torch.optim.Adam(loss.parameters())."
+        )
+    return CompiledStep(CompiledLoss(loss), optimizer)
+
+
+class CompiledStep:
+    """A compiled training step; see :func:`compile_step`."""
+
+    def __init__(self, loss: "CompiledLoss", optimizer: optim.Optimizer):
+        self.loss, self.optimizer = loss, optimizer
+
+    @property
+    def reason(self) -> str | None:
+        """Why the last step ran eagerly, or ``None``."""
+        return self.loss.reason
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        elbo, values = self.loss.elbo, []
+
+        def closure() -> Any:
+            for group in self.optimizer.param_groups:  # zero_grad takes 20 µs
+                for parameter in group["params"]:
+                    parameter.grad = None
+            values.append(self.loss.backward(args, kwargs))
+            if values[-1].device.type == "cpu" and hasattr(elbo, "check_finite"):
+                elbo.check_finite()  # before the parameters are touched
+            return values[-1]
+
+        with steps_not_counted(elbo):
+            self.optimizer.step(closure)
+        if isinstance(elbo, VSD_ELBO):
+            elbo.step += 1
+        return values[0]
+
+
+@contextmanager
+def steps_not_counted(elbo: Any) -> Iterator[None]:
+    """Evaluations inside do not advance a KL schedule: whoever steps the optimiser counts."""
+    if not isinstance(elbo, VSD_ELBO):
+        yield
+        return
+    before, elbo.auto_step = elbo.auto_step, False
+    try:
+        yield
+    finally:
+        elbo.auto_step = before
+
+
+class CompiledLoss:
+    """A loss and its gradients as compiled programs, one for each shape and mode of the batches.
+
+    :param loss: the module form of an ELBO.
+    :param steps: how many batches of so many rows are to come. Where it is given, only what pays is compiled; with
+        fewer steps the captured operators are run as they are, without Pyro, which gives the eager numbers bit for bit.
+    :ivar reason: why the last call was not compiled, or ``None``.
+    :ivar choices: what is done with batches of so many rows: ``"compiled"``, ``"captured"`` or ``"eager"``.
+    :ivar announce: gets a line of text before each compilation; by default it goes to a terminal's standard error.
+    """
+
+    def __init__(self, loss: nn.Module, steps: Callable[[int], int] | None = None):
+        self.loss: Any = loss
+        self.elbo: Any = loss.elbo
+        self.steps = steps
+        self.reason: str | None = None
+        self.choices: dict[int, str] = {}
+        self.announce = _to_terminal
+        self._programs: dict[Any, _Program] = {}
+        self._captures = 0
+        self._refused: dict[Any, str] = {}
+
+    def backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], share: float = 1.0) -> Tensor:
+        """The loss of a batch, detached; ``share`` times its gradients are added to those of the parameters."""
+        key, tensors = self._key(args, kwargs)
+        program = self._programs.get(key)
+        if program is not None and not program.fits():
+            del self._programs[key]
+            program = None
+        if program is None or program.compared < _COMPARED:
+            return self._carefully(key, program, args, kwargs, tensors, share)
+        self.reason = program.reason
+        try:
+            return program.backward(tensors, self._weight(), share)
+        except Exception as error:  # labels out of range, for instance
+            loss = self.eager(args, kwargs, share)  # raises in the model's own words
+            del self._programs[key]
+            self._refuse(key, _first_line(error))
+            return loss
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], share: float = 1.0) -> Tensor:
+        """The same without a program."""
+        loss: Tensor = self.loss(*args, **kwargs)
+        (loss if share == 1.0 else loss * share).backward()
+        return loss.detach()
+
+    def _weight(self) -> float:
+        return self.elbo.current_weight() if isinstance(self.elbo, VSD_ELBO) else 1.0
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Tensor]]:
+        if not kwargs and all(type(a) is Tensor for a in args):
+            tensors: list[Any] = list(args)
+            rest: Any = None
+        else:
+            leaves, spec = tree_flatten((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            rest = (spec, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+        shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors)
+        device = tensors[0].device.type if tensors else "cpu"
+        return (shapes, torch.is_autocast_enabled(device), torch.get_default_dtype(), _Unhashable.wrap(rest)), tensors
+
+    def _carefully(
+        self, key: Any, program: "_Program | None", args: Any, kwargs: Any, tensors: list[Tensor], share: float
+    ) -> Tensor:
+        """A call of a program that is new, or that is to be made."""
+        reason = self._refused.get(key)
+        if reason is None and program is None:
+            reason = self._why_not(key, args, kwargs, tensors)
+        if reason is not None:
+            self.reason = reason
+            return self.eager(args, kwargs, share)
+        parameters = [p for p in self.loss.parameters() if p.requires_grad]
+        fitting = [other for other in self._programs.values() if other.fits()]
+        before = _State(self.loss, parameters)
+        loss = self.eager(args, kwargs)
+        expected = _State(self.loss, parameters, loss, _pieces(self.elbo))
+        before.put_back()
+        try:
+            if program is None:
+                self._captures += 1
+                program = self._compiled(args, kwargs, tensors)
+                before.put_back()
+            found_loss = program.backward(tensors, self._weight(), 1.0)
+            found = _State(self.loss, parameters, found_loss, _pieces(self.elbo))
+            reason = found.differs_from(expected)
+        except Exception as error:  # whatever the model, the tracer or the compiler raises
+            reason, found = _first_line(error), None
+        if reason is None:
+            assert program is not None
+            assert found is not None
+            program.compared += 1
+            self._programs[key] = program
+            self.reason = program.reason
+            if self.steps is not None and program.compared == 1:
+                self._race(key, program, args, kwargs, tensors)
+        else:
+            self._programs.pop(key, None)
+            self._refuse(key, reason)
+            found, found_loss = expected, loss
+            _put_pieces(self.elbo, expected.pieces)
+            found.put_back()
+        for other in fitting:
+            other.refresh()
+        found.gradients_times(share, before.gradients)
+        return found_loss
+
+    def _why_not(self, key: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> str | None:
+        """Why batches of a new kind are not compiled."""
+        if self.steps is not None:
+            rows = len(tensors[0]) if tensors and tensors[0].dim() else 0
+            if rows not in self.choices:
+                steps = self.steps(rows)
+                self.choices[rows] = "captured" if steps > _CAPTURE_STEPS else "eager"
+                # most runs are so short that there is nothing to time
+                if steps * _SAVED > _COMPILATION and steps * min(self._time(args, kwargs) / 2, _SAVED) > _COMPILATION:
+                    self.choices[rows] = "compiled"
+            if self.choices[rows] == "eager":
+                self._refused[key] = _TOO_FEW
+                return _TOO_FEW
+        if key[1]:
+            return self._refuse(key, "autocast is on, and its casts cannot be captured")
+        if getattr(self.elbo, "vectorize_particles", False) and self.elbo.num_particles > 1:
+            return self._refuse(key, "vectorize_particles=True cannot be captured; a loop over particles can")
+        if self._captures >= _MOST:
+            return self._refuse(key, f"{_MOST} shapes or modes of batches have been compiled, and this is one more")
+        return None
+
+    def _refuse(self, key: Any, reason: str) -> str:
+        self._refused[key] = self.reason = reason
+        warnings.warn(f"the training step is not compiled and runs eagerly: {reason}.", stacklevel=6)
+        return reason
+
+    def _time(self, args: Any, kwargs: Any, program: "_Program | None" = None, tensors: Any = None) -> float:
+        """Seconds of an evaluation, which leaves nothing behind."""
+        parameters = [p for p in self.loss.parameters() if p.requires_grad]
+        state, seconds = _State(self.loss, parameters), []
+        for _ in range(_TIMED):
+            start = time.perf_counter()
+            self.eager(args, kwargs) if program is None else program.backward(tensors, self._weight(), 1.0)
+            seconds.append(time.perf_counter() - start)
+            state.put_back()
+        for p, gradient in zip(parameters, state.gradients, strict=True):
+            p.grad = gradient
+        return statistics.median(seconds)
+
+    def _race(self, key: Any, program: "_Program", args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+        """Leaves a program that is no faster than the eager loss."""
+        pieces = _pieces(self.elbo)
+        eager, compiled = self._time(args, kwargs), self._time(args, kwargs, program, tensors)
+        _put_pieces(self.elbo, pieces)
+        if compiled >= eager:
+            self._programs.pop(key)
+            self.choices[len(tensors[0])] = "eager"
+            self._refused[key] = "the eager step is as fast"
+
+    def _compiled(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> "_Program":
+        if self.steps is not None and self.choices[len(tensors[0])] == "captured":
+            return _Program(self.loss, args, kwargs, tensors, _replay, _TOO_FEW)
+        self.announce(f"compiling the training step: about {_COMPILATION:.0f} s, once")
+        return _Program(self.loss, args, kwargs, tensors, _compile)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _to_terminal(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")
+
+
+class _Unhashable:
+    """Compares by identity what cannot be hashed."""
+
+    @staticmethod
+    def wrap(value: Any) -> Any:
+        try:
+            hash(value)
+        except TypeError:
+            return object()  # never found again: such batches are compiled anew, then run eagerly
+        return value
+
+
+class _State:
+    """What a call of the loss leaves behind: gradients, buffers, generators."""
+
+    def __init__(self, loss: nn.Module, parameters: list[Any], value: Any = None, pieces: Any = None):
+        self.parameters, self.value, self.pieces = parameters, value, pieces
+        self.gradients = [p.grad for p in parameters]
+        self.buffers = [(b, b.clone()) for b in loss.buffers()]
+        self.rng = torch.get_rng_state()
+        for p in parameters:
+            p.grad = None
+
+    def put_back(self) -> None:
+        """Buffers and generators as they were, no gradients."""
+        torch.set_rng_state(self.rng)
+        with torch.no_grad():
+            for buffer, value in self.buffers:
+                buffer.copy_(value)
+        for p in self.parameters:
+            p.grad = None
+
+    def gradients_times(self, share: float, earlier: list[Any]) -> None:
+        for p, gradient, old in zip(self.parameters, self.gradients, earlier, strict=True):
+            if gradient is not None and share != 1.0:
+                gradient = gradient * share
+            p.grad = gradient if old is None else old if gradient is None else old + gradient
+
+    def differs_from(self, other: "_State") -> str | None:
+        if not torch.equal(self.rng, other.rng):
+            return "the captured step draws a different number of random numbers"
+        if [g is None for g in self.gradients] != [g is None for g in other.gradients]:
+            return "the captured step has gradients for different parameters"
+        pairs = {
+            "loss": [(self.value, other.value)],
+            "gradients": [(a, b) for a, b in zip(self.gradients, other.gradients, strict=True) if b is not None],
+            "buffers": [(a[1], b[1]) for a, b in zip(self.buffers, other.buffers, strict=True)],
+        }
+        for name, values in pairs.items():
+            if values and not _close(values):
+                return f"its {name} differ from those of the eager step (a branch on data, or a hook?)"
+        return None
+
+
+def _close(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    sizes = [b.abs().max().double() if b.numel() else torch.zeros((), dtype=torch.float64) for _, b in pairs]
+    largest = max(float(size) for size in sizes)
+    for (a, b), size in zip(pairs, sizes, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype or not torch.equal(a.isfinite(), b.isfinite()):
+            return False
+        bound = _TOLERANCE.get(b.dtype, 5e-2) * max(float(size), _SMALL * largest)
+        if b.numel() and float((a - b).abs().nan_to_num(0.0, 0.0).max()) > bound:
+            return False
+    return True
+
+
+# ---- what an ELBO remembers of an evaluation
+
+
+def _pieces(elbo: Any) -> dict[str, Any]:
+    return elbo.remembered() if isinstance(elbo, VSD_ELBO) else {}
+
+
+def _put_pieces(elbo: Any, pieces: dict[str, Any]) -> None:
+    if isinstance(elbo, VSD_ELBO):
+        elbo.remember(pieces)
+
+
+# ---- the program
+
+
+class _Program:
+    """The loss, its gradients and terms as one compiled graph of torch's operators.
+
+    Every tensor from outside (parameters, buffers, constants of the model) is an input, so that only plain Python
+    values are constants; :meth:`fits` says whether those are still what they were.
+    """
+
+    def __init__(
+        self, loss: Any, args: Any, kwargs: Any, tensors: list[Tensor], compiler: Any, reason: str | None = None
+    ):
+        from torch._dispatch.python import enable_python_dispatcher
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        self.loss, self.elbo, self.reason = loss, loss.elbo, reason
+        self.compared = 0
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        trained = [p for p in loss.parameters() if p.requires_grad]
+
+        def objective(weight: Tensor, *tensors: Tensor) -> list[Tensor]:
+            values = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                values[place] = tensor
+            args, kwargs = tree_unflatten(values, spec)
+            with _weight_given(self.elbo, weight):
+                total = loss(*args, **kwargs)
+            gradients = torch.autograd.grad(total, trained, allow_unused=True)
+            self.parameters = [p for p, g in zip(trained, gradients, strict=True) if g is not None]
+            found = [_laid_out(g, p) for p, g in zip(trained, gradients, strict=True) if g is not None]
+            self.layout: Any = _pieces(self.elbo)
+            return [total.detach(), *found, *(value for part in self.layout.values() for value in part.values())]
+
+        like = next((p for p in trained), tensors[0])
+        self._weight_tensor = torch.ones((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        with pyro.validation_enabled(False), steps_not_counted(self.elbo), capturing(), enable_python_dispatcher():
+            graph = make_fx(objective)(self._weight_tensor, *tensors)
+        graph, self.constants = _lift(graph)
+        modules = [vars(module) for module in loss.modules()]
+        plain = [[key for key, value in m.items() if not isinstance(value, (dict, list, set))] for m in modules]
+        self._attributes = [partial(itemgetter("training", *keys), m) for m, keys in zip(modules, plain, strict=True)]
+        self._contents = [m[part] for m in modules for part in ("_parameters", "_buffers", "_modules") if m[part]]
+        self._hooks = [m[part] for m in modules for part in ("_forward_hooks", "_forward_pre_hooks")]
+        self._trained = list(loss.parameters())
+        self.refresh()
+        self.call = compiler(graph, [self._weight_tensor, *tensors, *self.constants])
+
+    def backward(self, tensors: list[Tensor], weight: float, share: float) -> Tensor:
+        self._weight_tensor.fill_(weight)
+        with torch.no_grad():
+            loss, *rest = self.call(self._weight_tensor, *tensors, *self.constants)
+        for p, gradient in zip(self.parameters, rest, strict=False):
+            if share != 1.0:
+                gradient.mul_(share)
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        values = iter(rest[len(self.parameters) :])
+        _put_pieces(self.elbo, {part: dict(zip(names, values)) for part, names in self.layout.items()})  # noqa: B905
+        result: Tensor = loss
+        return result
+
+    def fits(self) -> bool:
+        """Whether modules, their attributes and hooks are those of the capture."""
+        try:
+            return all(map(is_, self._structure(), self._known))
+        except KeyError:  # an attribute was deleted
+            return False
+
+    def refresh(self) -> None:
+        """Takes the present structure for that of the capture: what the loss itself writes does not count."""
+        self._known = list(self._structure())
+
+    def _structure(self) -> Iterator[Any]:
+        # Compared by `is`, nearly all in C: some microseconds a step.
+        return chain(
+            chain.from_iterable(attributes() for attributes in self._attributes),
+            chain.from_iterable(map(dict.values, self._contents)),
+            map(len, self._hooks),
+            map(attrgetter("requires_grad"), self._trained),
+            _settings(self.elbo),
+            (_END,),
+        )
+
+
+def _compile(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Torch's own random numbers: those that the compiler generates are several times slower on a CPU.
+        compiled: Any = compile_fx(graph, inputs, config_patches={"fallback_random": True})
+    return compiled
+
+
+def _replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+    """The captured operators, one after the other, through torch's own functions, which are faster to call."""
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        if name in ("alias", "detach"):
+            node.replace_all_uses_with(node.args[0])
+        elif name in _SAME:
+            node.target = getattr(torch, name)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    forward: Callable[..., Any] = graph.forward
+    return forward
+
+
+# Functions of torch that take what the operators of these names take.
+_SAME = {
+    *("add", "addcmul", "addmm", "bmm", "clamp", "div", "exp", "log1p", "mm", "mul", "neg", "pow", "relu", "sqrt"),
+    *("stack", "sub", "sum", "t", "transpose", "tril", "unbind", "unsqueeze", "squeeze", "select", "gather"),
+}
+
+
+def _lift(graph: Any) -> tuple[Any, list[Tensor]]:
+    """The graph with inputs in place of the tensors that it holds, and these tensors."""
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    inputs: dict[int, Any] = {}
+    tensors: list[Tensor] = []
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        tensor = getattr(graph, node.target)
+        if id(tensor) not in inputs:
+            with graph.graph.inserting_after(last):
+                last = inputs[id(tensor)] = graph.graph.placeholder(f"held_{len(tensors)}")
+            tensors.append(tensor)
+        node.replace_all_uses_with(inputs[id(tensor)])
+        graph.graph.erase_node(node)
+    return torch.fx.GraphModule(nn.Module(), graph.graph), tensors
+
+
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient in the parameter's memory layout, which fused optimisers rely on."""
+    if gradient.stride() == parameter.stride() and gradient.dtype == parameter.dtype:
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _settings(elbo: Any) -> tuple[Any, ...]:
+    names = ("num_particles", "vectorize_particles", "kl_scale", "prior", "unit_kl")
+    return tuple(getattr(elbo, name, None) for name in names)
+
+
+@contextmanager
+def _weight_given(elbo: Any, weight: Tensor) -> Iterator[None]:
+    if not isinstance(elbo, VSD_ELBO):
+        yield
+        return
+    elbo.given_weight = weight
+    try:
+        yield
+    finally:
+        elbo.given_weight = None

@@ -1,0 +1,489 @@
+"""The compiled step. Most tests run the captured graph as it is; those marked slow generate code."""
+
+import random
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule, PyroSample
+from torch import nn
+
+import pyro_vsd as vsd
+from pyro_vsd.training import compiling
+from tests.infer import models
+from tests.training import cases
+from tests.training.test_load import count_tensors
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """The captured graph runs as it is, without a compiler."""
+    monkeypatch.setattr(compiling, "_compile", lambda graph, inputs: graph)
+
+
+def images():
+    x = torch.randn(cases.N, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    return [(x[:12], torch.arange(12) % 2), (x[12:], torch.arange(12) % 2)]
+
+
+def lenet(**options):
+    net = vsd.nn.bayesianize(vsd.nn.lenet5(num_classes=2, image_size=8), **options)
+    return vsd.nn.Classifier(net, num_data=cases.N)
+
+
+def normed():
+    convolution = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()]
+    net = nn.Sequential(*convolution, nn.Dropout(0.3), nn.Linear(108, 2))
+    return vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=cases.N)
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.out(self.layer(x.reshape(len(x), 8, 8)).mean(1))
+
+
+class TwoInputs(PyroModule):
+    """A hand-written model with two inputs and sampled weights and biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = PyroModule[nn.Linear](cases.D, 2)
+        self.linear.weight = PyroSample(dist.Normal(0.0, 1.0).expand([2, cases.D]).to_event(2))
+        self.linear.bias = PyroSample(dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+    def forward(self, x, mask, y=None):
+        mean = self.linear(x * mask).sum(-1)
+        with pyro.plate("data", cases.N, subsample=torch.arange(len(x))):
+            return pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def numbers():
+    data = cases.data()
+    return [(data.x[:12], data.y[:12]), (data.x[12:], data.y[12:])]
+
+
+def labelled():
+    data = cases.classes()
+    return [(data.x[:12], data.y[:12]), (data.x[12:], data.y[12:])]
+
+
+def masked():
+    return [(x, (x > 0).to(x), y) for x, y in numbers()]
+
+
+def hierarchical(hyperprior):
+    return lambda: cases.regressor(prior=vsd.nn.HierarchicalPrior(hyperprior))
+
+
+# name: model, batches, options of the guide, options of the ELBO
+MODELS = {
+    "classifier": (cases.classifier, labelled, {}, {}),
+    "learned": (cases.regressor, numbers, {}, {}),
+    "latent": (lambda: cases.regressor(noise="latent"), numbers, {}, {}),
+    "no-reflections": (cases.classifier, labelled, {"num_reflections": 0}, {}),
+    "many-reflections": (cases.classifier, labelled, {"num_reflections": 5}, {}),
+    "fc": (cases.classifier, labelled, {"vectors": "fc"}, {}),
+    "low-rank": (cases.classifier, labelled, {"vectors": "low_rank", "rank": 2}, {}),
+    "inverse-gamma": (hierarchical("inverse_gamma"), numbers, {}, {}),
+    "gamma": (hierarchical("gamma"), numbers, {}, {}),
+    "half-cauchy": (hierarchical("half_cauchy"), numbers, {}, {}),
+    "stated-prior": (cases.classifier, labelled, {}, {"prior": "model"}),
+    "weight-scale": (cases.classifier, labelled, {}, {"kl_scale": "weight", "kl_weight": 0.1}),
+    "no-kl": (cases.classifier, labelled, {}, {"kl_weight": 0.0}),
+    "schedule": (cases.classifier, labelled, {}, {"kl_weight": vsd.infer.linear_warmup(5)}),
+    "particles": (cases.classifier, labelled, {}, {"num_particles": 3}),
+    "lenet": (lenet, images, {}, {}),
+    "lenet-in": (lenet, images, {"conv_noise": "in"}, {}),
+    "batch-norm": (normed, images, {}, {}),
+    "transformer": (lambda: vsd.nn.Classifier(vsd.nn.bayesianize(Encoder()), cases.N), images, {}, {}),
+    "by-hand": (lambda: models.by_hand, numbers, {}, {}),
+    "two-inputs": (TwoInputs, masked, {}, {}),
+}
+
+
+def build(name, **more):
+    make, batches, options, elbo_options = MODELS[name]
+    pyro.clear_param_store()
+    torch.manual_seed(2)
+    model = make()
+    guide = vsd.VSDGuide(model, **options)
+    guide.setup(*batches()[0])
+    if isinstance(model, nn.Module):
+        model.train()
+    return vsd.VSD_ELBO(**{**elbo_options, **more})(model, guide), batches()
+
+
+def eager_step(loss, optimizer):
+    def step(*batch):
+        optimizer.zero_grad()
+        value = loss(*batch)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return step
+
+
+def run(loss, batches, make_step, steps=4):
+    """Losses, terms and all tensors after some steps from the same random state."""
+    optimizer = torch.optim.SGD(loss.parameters(), lr=1e-4)
+    step = make_step(loss, optimizer)
+    torch.manual_seed(7)
+    losses, terms = [], []
+    for i in range(steps):
+        losses.append(float(step(*batches[i % len(batches)])))
+        terms.append({k: float(v) for k, v in loss.elbo.terms.items() if k != "kl"})
+        terms[-1] |= {k: float(v) for k, v in loss.elbo.terms["kl"].items()}
+    tensors = {k: v.clone() for k, v in loss.state_dict().items() if isinstance(v, torch.Tensor)}
+    return losses, terms, tensors, step
+
+
+def assert_same(found, expected, **tolerance):
+    assert found[0] == pytest.approx(expected[0], rel=tolerance.get("rtol", 1e-9))
+    for a, b in zip(found[1], expected[1], strict=True):
+        assert a == pytest.approx(b, rel=tolerance.get("rtol", 1e-9), abs=1e-9)
+    for name, value in expected[2].items():
+        torch.testing.assert_close(found[2][name], value, msg=name, **tolerance)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_numbers_as_eager(name, replayed):
+    expected = run(*build(name), eager_step)
+    found = run(*build(name), vsd.compile_step)
+    assert found[3].reason is None
+    assert_same(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["classifier", "half-cauchy", "batch-norm", "particles"])
+def test_the_same_numbers_as_eager_with_generated_code(name):
+    expected = run(*build(name), eager_step)
+    found = run(*build(name), vsd.compile_step)
+    assert found[3].reason is None
+    assert_same(found, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_autocast_stays_eager(replayed):
+    def both(make_step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return run(*float32("classifier"), make_step)
+
+    expected = both(eager_step)
+    with pytest.warns(UserWarning, match="autocast"):
+        found = both(vsd.compile_step)
+    assert found[0] == expected[0]
+
+
+def float32(name):
+    torch.set_default_dtype(torch.float32)
+    loss, batches = build(name)
+    return loss.float(), [tuple(t.float() if t.is_floating_point() else t for t in batch) for batch in batches]
+
+
+def test_the_learning_rate_may_change(replayed):
+    results = []
+    for make_step in (eager_step, vsd.compile_step):
+        loss, batches = build("classifier")
+        optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
+        step = make_step(loss, optimizer)
+        torch.manual_seed(3)
+        for rate in (1e-2, 1e-3, 1e-2):
+            optimizer.param_groups[0]["lr"] = rate
+            step(*batches[0])
+        results.append(torch.cat([p.detach().flatten() for p in loss.parameters()]))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_few_shapes_are_compiled_the_rest_runs_eagerly(replayed):
+    loss, ((x, y), _) = build("classifier")
+    step = vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=1e-4))
+    for rows in (12, 11, 10, 9):
+        step(x[:rows], y[:rows])
+        assert step.reason is None
+    with pytest.warns(UserWarning, match="compiled"):
+        step(x[:8], y[:8])
+    assert "shapes" in step.reason
+    step(x, y)  # those compiled stay so
+    assert step.reason is None
+
+
+def change_mode(loss):
+    loss.model.eval()
+
+
+def change_rate(loss):
+    loss.model.net[4].p = 0.9
+
+
+def freeze(loss):
+    loss.model.net[0].bias.requires_grad_(False)
+
+
+def add_hook(loss):
+    loss.model.net[2].register_forward_hook(lambda module, args, out: 2 * out)
+
+
+def replace_layer(loss):
+    loss.model.net.network[2] = nn.Tanh()
+
+
+@pytest.mark.parametrize("change", [change_mode, change_rate, freeze, add_hook, replace_layer])
+def test_a_changed_module_is_captured_again(change, replayed):
+    def changing(make_step):
+        def make(loss, optimizer):
+            step, calls = make_step(loss, optimizer), [0]
+
+            def wrapped(*batch):
+                if calls[0] == 3:
+                    change(loss)
+                calls[0] += 1
+                return step(*batch)
+
+            wrapped.inner = step
+            return wrapped
+
+        return run(*build("batch-norm"), make, steps=6)
+
+    expected, found = changing(eager_step), changing(vsd.compile_step)
+    assert found[3].inner.reason is None
+    assert_same(found, expected)
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(cases.D, 2)
+
+    def forward(self, x):
+        return self.linear(x if x.sum() > 0 else -x)
+
+
+class Coin(Branch):
+    def forward(self, x):
+        return self.linear(x) * random.random()
+
+
+class Numpy(Branch):
+    def forward(self, x):
+        return self.linear(x) * float(x.numpy().sum() if not x.requires_grad else 0.0)
+
+
+@pytest.mark.parametrize("net", [Branch, Coin, Numpy])
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(net, replayed):
+    def make(make_step):
+        torch.manual_seed(2)
+        random.seed(3)
+        model = vsd.nn.Classifier(vsd.nn.bayesianize(net()), num_data=cases.N)
+        return run(vsd.VSD_ELBO()(model, vsd.VSDGuide(model)), labelled(), make_step)
+
+    expected = make(eager_step)
+    with pytest.warns(UserWarning, match="eagerly"):
+        found = make(vsd.compile_step)
+    assert found[3].reason
+    if net is not Coin:
+        assert_same(found, expected)
+
+
+def test_a_hook_on_a_gradient_runs(replayed):
+    """One that autograd runs when it stores the gradient is seen to be missing."""
+    loss, batches = build("classifier")
+    parameter = next(loss.parameters())
+
+    def zero(p):
+        p.grad.zero_()
+
+    parameter.register_post_accumulate_grad_hook(zero)
+    before = parameter.detach().clone()
+    step = vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=1e-2))
+    with pytest.warns(UserWarning, match="eagerly"):
+        step(*batches[0])
+    assert "gradients" in step.reason
+    assert torch.equal(parameter, before)
+
+
+def test_vectorised_particles_stay_eager(replayed):
+    options = {"num_particles": 3, "vectorize_particles": True}
+    expected = run(*build("classifier", **options), eager_step)
+    with pytest.warns(UserWarning, match="vectorize_particles"):
+        found = run(*build("classifier", **options), vsd.compile_step)
+    assert "vectorize_particles" in found[3].reason
+    assert_same(found, expected)
+
+
+def test_without_a_compiler_it_runs_eagerly(monkeypatch):
+    def missing(graph, inputs):
+        raise RuntimeError("no C++ compiler was found")
+
+    monkeypatch.setattr(compiling, "_compile", missing)
+    expected = run(*build("classifier"), eager_step)
+    with pytest.warns(UserWarning, match="no C"):
+        found = run(*build("classifier"), vsd.compile_step)
+    assert "compiler" in found[3].reason
+    assert_same(found, expected)
+
+
+def test_a_loss_that_is_not_finite_names_the_site_before_parameters_change(replayed):
+    loss, ((x, y), _) = build("learned")
+    step = vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=1e-2))
+    for _ in range(3):
+        step(x, y)
+    before = cases.values(loss)
+    with pytest.raises(ValueError, match=r"'y'"):
+        step(x * torch.nan, y)
+    assert cases.same(cases.values(loss), before)
+
+
+@pytest.mark.slow
+def test_labels_out_of_range_raise():
+    loss, ((x, y), _) = build("classifier")
+    step = vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=1e-2))
+    for _ in range(3):
+        step(x, y)
+    before = cases.values(loss)
+    with pytest.raises(ValueError, match=r"\by\b"):
+        step(x, y + 5)
+    assert cases.same(cases.values(loss), before)
+
+
+@pytest.mark.parametrize("optimizer", [None, "torch.optim.Adam", pyro.optim.Adam({"lr": 0.1})])
+def test_the_wrong_optimizer(optimizer):
+    loss, _ = build("classifier")
+    with pytest.raises(TypeError, match="optimizer"):
+        vsd.compile_step(loss, optimizer)
+
+
+def test_a_loss_that_is_no_module():
+    with pytest.raises(TypeError, match="loss"):
+        vsd.compile_step(lambda x: x, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+
+
+def test_lbfgs(replayed):
+    results = []
+    for make_step in (None, vsd.compile_step):
+        loss, (batch, _) = build("learned")
+        optimizer = torch.optim.LBFGS(loss.parameters(), lr=1e-3, max_iter=3)
+        torch.manual_seed(3)
+        if make_step is not None:
+            make_step(loss, optimizer)(*batch)
+        else:
+
+            def closure(loss=loss, batch=batch, optimizer=optimizer):
+                optimizer.zero_grad()
+                value = loss(*batch)
+                value.backward()
+                return value
+
+            optimizer.step(closure)
+        results.append(torch.cat([p.detach().flatten() for p in loss.parameters()]))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_memory_does_not_grow(replayed):
+    loss, batches = build("classifier")
+    step = vsd.compile_step(loss, torch.optim.Adam(loss.parameters(), lr=1e-4))
+    counts = []
+    for i in range(301):
+        step(*batches[i % 2])
+        if i in (100, 300):
+            counts.append(count_tensors())
+    assert counts[0] == counts[1]
+
+
+# ---- fit
+
+
+def fitted(compile, stop=None, path=None, epochs=6, **options):
+    pyro.clear_param_store()
+    torch.manual_seed(2)
+    model = cases.batch_norm()
+    guide = vsd.VSDGuide(model)
+    callbacks = [] if stop is None else [lambda history: len(history) == stop]
+    history = vsd.fit(
+        model, guide, cases.data(), epochs=epochs, batch_size=10, seed=5, compile=compile, checkpoint=path,
+        callbacks=callbacks, optimizer=torch.optim.SGD(guide.parameter_groups(lr=1e-4)), **options,
+    )  # fmt: skip
+    return history, cases.values(model, guide)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_fit_gives_the_same_numbers(accumulate, replayed):
+    expected, found = (fitted(compile, accumulate=accumulate) for compile in (False, True))
+    for a, b in zip(found[0], expected[0], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-9)
+        assert a["kl"] == pytest.approx(b["kl"], rel=1e-9)
+    for name, value in expected[1].items():
+        torch.testing.assert_close(found[1][name], value)
+
+
+def check_resumed(tmp_path):
+    path = tmp_path / "run.pt"
+    whole = fitted(True)
+    fitted(True, stop=2, path=path)
+    resumed = fitted(True, path=path)
+    assert cases.same(resumed[1], whole[1])
+    assert [record["loss"] for record in resumed[0]] == [record["loss"] for record in whole[0]]
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, replayed):
+    check_resumed(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_generated_code_goes_on_bit_for_bit(tmp_path):
+    check_resumed(tmp_path)
+
+
+def test_a_short_run_is_not_compiled(monkeypatch):
+    def never(*_):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(compiling, "_Program", never)
+    fitted("auto")
+
+
+def timed(monkeypatch, compiled):
+    """Eager evaluations take two seconds, compiled ones this long."""
+
+    def seconds(self, args, kwargs, program=None, tensors=None):
+        return 2.0 if program is None else compiled
+
+    monkeypatch.setattr(compiling.CompiledLoss, "_time", seconds)
+
+
+def test_a_long_run_is_compiled_and_the_choice_is_kept(monkeypatch, replayed, tmp_path):
+    made, program = [], compiling._Program
+    monkeypatch.setattr(compiling, "_Program", lambda *args: made.append(program(*args)) or made[-1])
+    timed(monkeypatch, compiled=1.0)
+    monkeypatch.setattr(compiling, "_COMPILATION", 1e-3)
+    fitted("auto", stop=2, path=tmp_path / "run.pt")
+    assert len(made) == 1  # three batches of eight rows
+    monkeypatch.setattr(compiling, "_COMPILATION", 1e9)
+    fitted("auto", path=tmp_path / "run.pt")
+    assert len(made) == 2
+
+
+def test_a_program_that_is_slower_is_left(monkeypatch, replayed):
+    timed(monkeypatch, compiled=3.0)
+    monkeypatch.setattr(compiling, "_COMPILATION", 1e-3)
+    expected, found = fitted(False), fitted("auto")
+    for a, b in zip(found[0], expected[0], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-9)
+
+
+def test_pyros_optimisers_run_eagerly_and_that_is_said(replayed):
+    model = cases.regressor()
+    optimizer = pyro.optim.Adam({"lr": 0.01})
+    with pytest.warns(UserWarning, match="compile"):
+        vsd.fit(model, vsd.VSDGuide(model), cases.data(), epochs=1, optimizer=optimizer, compile=True)
+
+
+def test_the_wrong_word():
+    model = cases.regressor()
+    with pytest.raises(ValueError, match=r"\bcompile\b"):
+        vsd.fit(model, vsd.VSDGuide(model), cases.data(), epochs=1, compile="always")
