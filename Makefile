@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-fast test-oldest lint docs tutorials venv clean
+.PHONY: help demo test test-fast test-oldest lint docs tutorials peers venv clean
 
 help:
 	@echo "make demo       train a small VSD network on digits, print accuracy and calibration, draw demo.png"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the documentation site, in docs/_build/html"
 	@echo "make tutorials  run the tutorials and rewrite their notebooks"
+	@echo "make peers      a training step of other libraries against plain PyTorch, in .venv-peers"
 	@echo "make clean      remove .venv and caches"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
 
@@ -67,6 +68,25 @@ tutorials: $(READY)
 	@echo "== tutorials: scripts to notebooks with their outputs"
 	$(BIN)/python tutorials/build.py
 
+# Other libraries, in an environment of their own. One that does not install is named here and skipped by the script.
+VENV_PEERS ?= .venv-peers
+PEERS_ARGS ?= --write
+PEERS := benchmarks/peers/requirements.txt
+
+peers: $(VENV_PEERS)/.ready
+	@echo "== peers: training steps of other libraries, some minutes"
+	PYTHONPATH=. $(VENV_PEERS)/bin/python benchmarks/peers/steps.py $(PEERS_ARGS)
+
+$(VENV_PEERS)/.ready: $(PEERS) constraints.txt
+	@echo "== set-up: a virtual environment in $(VENV_PEERS)"
+	@test -x $(VENV_PEERS)/bin/python || $(PYTHON) -m venv $(VENV_PEERS)
+	$(VENV_PEERS)/bin/python -m pip install $(INSTALL_ARGS) torch numpy tqdm --constraint constraints.txt
+	@for peer in $$(grep -v '^#' $(PEERS)); do \
+		$(VENV_PEERS)/bin/python -m pip install $(INSTALL_ARGS) $$peer --constraint constraints.txt \
+			|| echo "== set-up: $$peer does not install"; \
+	done
+	@touch $@
+
 venv: $(READY)
 
 # Made again when the dependencies change; the package itself is installed in place.
@@ -77,4 +97,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-oldest .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
