@@ -1,6 +1,7 @@
 """The compiled step. Most tests run the captured graph as it is; those marked slow generate code."""
 
 import random
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -18,8 +19,8 @@ from tests.training.test_load import count_tensors
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """The captured graph runs as it is, without a compiler."""
-    monkeypatch.setattr(compiling, "_compile", lambda graph, inputs: graph)
+    """The captured operators run as they are, without a compiler."""
+    monkeypatch.setattr(compiling, "_compile", compiling._replay)
 
 
 def images():
@@ -316,7 +317,7 @@ def test_vectorised_particles_stay_eager(replayed):
     assert_same(found, expected)
 
 
-def test_without_a_compiler_it_runs_eagerly(monkeypatch):
+def test_without_a_compiler_captured_operators_run(monkeypatch):
     def missing(graph, inputs):
         raise RuntimeError("no C++ compiler was found")
 
@@ -325,7 +326,23 @@ def test_without_a_compiler_it_runs_eagerly(monkeypatch):
     with pytest.warns(UserWarning, match="no C"):
         found = run(*build("classifier"), vsd.compile_step)
     assert "compiler" in found[3].reason
-    assert_same(found, expected)
+    assert found[:2] == expected[:2]
+    assert cases.same(found[2], expected[2])
+
+
+@pytest.mark.parametrize("name", ["classifier", "lenet", "batch-norm", "half-cauchy"])
+def test_captured_operators_give_the_eager_numbers_bit_for_bit(name):
+    expected = run(*build(name), eager_step)
+    found = run(*build(name), partial(vsd.compile_step, mode="capture"))
+    assert found[3].reason is None
+    assert found[0] == expected[0]
+    assert cases.same(found[2], expected[2])
+
+
+def test_the_wrong_mode():
+    loss, _ = build("classifier")
+    with pytest.raises(ValueError, match="mode"):
+        vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=0.1), mode="eager")
 
 
 def test_a_loss_that_is_not_finite_names_the_site_before_parameters_change(replayed):
@@ -439,28 +456,34 @@ def test_a_resumed_run_of_generated_code_goes_on_bit_for_bit(tmp_path):
     check_resumed(tmp_path)
 
 
-def test_a_short_run_is_not_compiled(monkeypatch):
+def test_a_short_run_is_not_captured(monkeypatch):
     def never(*_):
-        raise AssertionError("compiled")
+        raise AssertionError("captured")
 
     monkeypatch.setattr(compiling, "_Program", never)
     fitted("auto")
 
 
-def timed(monkeypatch, compiled):
-    """Eager evaluations take two seconds, compiled ones this long."""
+def timed(monkeypatch, captured, compiled, compilation=1e-3):
+    """Eager evaluations take two seconds, others this long. Returns a list with an entry for each compilation."""
+    made = []
 
     def seconds(self, args, kwargs, program=None, tensors=None):
-        return 2.0 if program is None else compiled
+        return 2.0 if program is None else compiled if program.compiled else captured
+
+    def compile(graph, inputs):
+        made.append(graph)
+        return compiling._replay(graph, inputs)
 
     monkeypatch.setattr(compiling.CompiledLoss, "_time", seconds)
+    monkeypatch.setattr(compiling, "_CAPTURE_STEPS", 0)
+    monkeypatch.setattr(compiling, "_COMPILATION", compilation)
+    monkeypatch.setattr(compiling, "_compile", compile)
+    return made
 
 
-def test_a_long_run_is_compiled_and_the_choice_is_kept(monkeypatch, replayed, tmp_path):
-    made, program = [], compiling._Program
-    monkeypatch.setattr(compiling, "_Program", lambda *args: made.append(program(*args)) or made[-1])
-    timed(monkeypatch, compiled=1.0)
-    monkeypatch.setattr(compiling, "_COMPILATION", 1e-3)
+def test_a_long_run_is_compiled_and_the_choice_is_kept(monkeypatch, tmp_path):
+    made = timed(monkeypatch, captured=1.0, compiled=0.5)
     fitted("auto", stop=2, path=tmp_path / "run.pt")
     assert len(made) == 1  # three batches of eight rows
     monkeypatch.setattr(compiling, "_COMPILATION", 1e9)
@@ -468,12 +491,23 @@ def test_a_long_run_is_compiled_and_the_choice_is_kept(monkeypatch, replayed, tm
     assert len(made) == 2
 
 
-def test_a_program_that_is_slower_is_left(monkeypatch, replayed):
-    timed(monkeypatch, compiled=3.0)
-    monkeypatch.setattr(compiling, "_COMPILATION", 1e-3)
-    expected, found = fitted(False), fitted("auto")
-    for a, b in zip(found[0], expected[0], strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-9)
+def test_a_run_of_middle_length_is_captured_bit_for_bit(monkeypatch):
+    expected = fitted(False)
+    made = timed(monkeypatch, captured=1.0, compiled=0.5, compilation=1e9)
+    found = fitted("auto")
+    assert not made
+    assert cases.same(found[1], expected[1])
+    assert [record["loss"] for record in found[0]] == [record["loss"] for record in expected[0]]
+
+
+@pytest.mark.parametrize(("captured", "compiled", "choice"), [(1.0, 1.5, "captured"), (3.0, 2.5, "eager")])
+def test_what_is_slower_is_left(captured, compiled, choice, monkeypatch):
+    made, losses = timed(monkeypatch, captured, compiled), []
+    init = compiling.CompiledLoss.__init__
+    monkeypatch.setattr(compiling.CompiledLoss, "__init__", lambda self, *a: (init(self, *a), losses.append(self))[0])
+    fitted("auto")
+    assert len(made) == 1
+    assert losses[0].choices == {8: choice}
 
 
 def test_pyros_optimisers_run_eagerly_and_that_is_said(replayed):
