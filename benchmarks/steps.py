@@ -118,10 +118,10 @@ def module_step(sizes: list[int], T: int) -> Callable[[], float]:
     return step
 
 
-def compiled_step(sizes: list[int], T: int) -> Callable[[], float]:
+def compiled_step(sizes: list[int], T: int, mode: str = "compile") -> Callable[[], float]:
     model, data = bayesian_net(sizes), batch(sizes)
     loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model, num_reflections=T))
-    step = vsd.compile_step(loss, torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True))
+    step = vsd.compile_step(loss, torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True), mode=mode)
     step(*data)
     assert step.reason is None, step.reason
     return lambda: step(*data).item()
@@ -178,6 +178,7 @@ def training(sizes: list[int], steps: int) -> None:
         "VSD T=2, SVI.step, fused Adam": svi_step(sizes, 2, fused=True),
         "VSD T=2, SVI.step": svi_step(sizes, 2, fused=False),
         "VSD T=2, module form, fused Adam": module_step(sizes, 2),
+        "VSD T=2, captured, fused Adam": compiled_step(sizes, 2, "capture"),
         "VSD T=2, compiled, fused Adam": compiled_step(sizes, 2),
     }
     if sizes[-1] != 1:

@@ -25,9 +25,11 @@ __all__ = ["CompiledLoss", "CompiledStep", "compile_step", "steps_not_counted"]
 _MOST = 4
 # Calls of a new program that are compared with the eager loss.
 _COMPARED = 2
-# Largest difference, as a share of the largest entry. Rounding alone can switch single ReLUs, so it is far above the
-# precision; a branch or a hook that was not captured differs by far more.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+# Largest difference from the eager loss and its gradients, by the norm. Captured operators are the eager ones; a branch
+# or a hook that was not captured differs by far more. Compiled ones round differently, which switches single ReLUs: in
+# ResNet-18 gradients differ by almost 0.01.
+_CAPTURED = {torch.float64: 1e-9, torch.float32: 1e-4}
+_COMPILED = {torch.float64: 1e-6, torch.float32: 5e-2}
 # A gradient that is zero but for rounding (a bias before batch normalisation) is compared with the largest of all.
 _SMALL = 1e-3
 # A compilation is expected to take so many seconds, and to save this share of a step of captured operators.
@@ -206,14 +208,16 @@ class CompiledLoss:
                 self._captures += 1
                 program = self._program(args, kwargs, tensors)
                 before.put_back()
-            found_loss = program.backward(tensors, self._weight(), 1.0)
-            found = _State(self.loss, parameters, found_loss, _pieces(self.elbo))
-            reason = found.differs_from(expected)
+            for call, tolerance in program.checks():
+                found_loss = program.backward(tensors, self._weight(), 1.0, call)
+                found = _State(self.loss, parameters, found_loss, _pieces(self.elbo))
+                reason = reason or found.differs_from(expected, tolerance)
+                if call is not program.call:
+                    before.put_back()
         except Exception as error:  # whatever the model, the tracer or the compiler raises
-            reason, found = _first_line(error), None
+            reason = _first_line(error)
         if reason is None:
             assert program is not None
-            assert found is not None
             program.compared += 1
             self._programs[key] = program
             self.reason = program.reason
@@ -362,7 +366,7 @@ class _State:
                 gradient = gradient * share
             p.grad = gradient if old is None else old if gradient is None else old + gradient
 
-    def differs_from(self, other: "_State") -> str | None:
+    def differs_from(self, other: "_State", tolerance: dict[torch.dtype, float]) -> str | None:
         if not torch.equal(self.rng, other.rng):
             return "the captured step draws a different number of random numbers"
         if [g is None for g in self.gradients] != [g is None for g in other.gradients]:
@@ -373,19 +377,18 @@ class _State:
             "buffers": [(a[1], b[1]) for a, b in zip(self.buffers, other.buffers, strict=True)],
         }
         for name, values in pairs.items():
-            if values and not _close(values):
+            if values and not _close(values, tolerance):
                 return f"its {name} differ from those of the eager step (a branch on data, or a hook?)"
         return None
 
 
-def _close(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    sizes = [b.abs().max().double() if b.numel() else torch.zeros((), dtype=torch.float64) for _, b in pairs]
-    largest = max(float(size) for size in sizes)
-    for (a, b), size in zip(pairs, sizes, strict=True):
+def _close(pairs: list[tuple[Tensor, Tensor]], tolerance: dict[torch.dtype, float]) -> bool:
+    norms = [float(b.nan_to_num(0.0, 0.0, 0.0).double().norm()) for _, b in pairs]
+    for (a, b), norm in zip(pairs, norms, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype or not torch.equal(a.isfinite(), b.isfinite()):
             return False
-        bound = _TOLERANCE.get(b.dtype, 5e-2) * max(float(size), _SMALL * largest)
-        if b.numel() and float((a - b).abs().nan_to_num(0.0, 0.0).max()) > bound:
+        bound = tolerance.get(b.dtype, 5e-2) * max(norm, _SMALL * max(norms))
+        if float((a - b).nan_to_num(0.0, 0.0, 0.0).double().norm()) > bound:
             return False
     return True
 
@@ -456,10 +459,17 @@ class _Program:
         self.call = _compile(self._graph, [self._weight_tensor, *tensors, *self.constants])
         self.compiled = True
 
-    def backward(self, tensors: list[Tensor], weight: float, share: float) -> Tensor:
+    def checks(self) -> list[tuple[Callable[..., Any], dict[torch.dtype, float]]]:
+        """What is compared with the eager loss, and how closely; :attr:`call` comes last."""
+        captured = (self.captured, _CAPTURED)
+        return [captured] if self.call is self.captured else [captured, (self.call, _COMPILED)]
+
+    def backward(
+        self, tensors: list[Tensor], weight: float, share: float, call: Callable[..., Any] | None = None
+    ) -> Tensor:
         self._weight_tensor.fill_(weight)
         with torch.no_grad():
-            loss, *rest = self.call(self._weight_tensor, *tensors, *self.constants)
+            loss, *rest = (call or self.call)(self._weight_tensor, *tensors, *self.constants)
         for p, gradient in zip(self.parameters, rest, strict=False):
             if share != 1.0:
                 gradient.mul_(share)
