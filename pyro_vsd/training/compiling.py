@@ -236,6 +236,8 @@ class CompiledLoss:
                 return _TOO_FEW
         if key[1]:
             return self._refuse(key, "autocast is on, and its casts cannot be captured")
+        if any(hasattr(p, "full_tensor") for p in self.loss.parameters()):
+            return self._refuse(key, "its parameters are sharded, and gathering them cannot be captured")
         if getattr(self.elbo, "vectorize_particles", False) and self.elbo.num_particles > 1:
             return self._refuse(key, "vectorize_particles=True cannot be captured; a loop over particles can")
         if self._captures >= _MOST:
