@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 SCRIPTS = dict(re.findall(r"```text\n# (\w+\.py)\n(.*?)```", PAGE, flags=re.DOTALL))
 ENVIRONMENT = {
-    **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"
+    **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    "MASTER_ADDR": "127.0.0.1",
 }  # fmt: skip
 pytestmark = pytest.mark.slow
 
