@@ -3,6 +3,7 @@
 Only this file imports Lightning (``pip install 'pyro_vsd[lightning]'``), when ``vsd.lightning`` is first used.
 """
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from pyro_vsd.infer import VSD_ELBO, predict
 from pyro_vsd.metrics import Stream
 from pyro_vsd.prediction import Prediction
 from pyro_vsd.training.checkpoint import get_rng_state, set_rng_state, to_plain
-from pyro_vsd.training.compiling import steps_not_counted
+from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
 from pyro_vsd.training.data import arguments
 from pyro_vsd.training.distributed import Group, seed_everything
 from pyro_vsd.training.fitting import LOOK_EVERY, make_optimizer
@@ -50,6 +51,8 @@ class VSDModule(LightningModule):
         ``lambda o: {"scheduler": ReduceLROnPlateau(o), "monitor": "val_nll"}``.
     :param num_samples: posterior samples of validation, test and prediction.
     :param num_inputs: how many of a batch's tensors are the model's inputs; for validation the last one is the target.
+    :param compile: whether loss and gradients are compiled, as by :func:`pyro_vsd.compile_step`. Lightning scales,
+        accumulates, clips and steps as usual. Several processes and mixed precision run eagerly, with a warning.
     :param predict_options: further options of ``vsd.predict``.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
@@ -68,6 +71,7 @@ class VSDModule(LightningModule):
         scheduler: Any = None,
         num_samples: int = 20,
         num_inputs: int = 1,
+        compile: bool = False,
         **predict_options: Any,
     ):
         super().__init__()
@@ -82,6 +86,8 @@ class VSDModule(LightningModule):
         self.loss = self.elbo(model, guide)
         self.optimizer, self.scheduler, self.num_inputs = optimizer, scheduler, num_inputs
         self.options = {"progress": False, "num_samples": num_samples, **predict_options}
+        self._with_compiler = compile
+        self._compiled_loss: CompiledLoss | None = None
         self._streams: dict[int, Stream] = {}
         self._generators: list[Any] = []
 
@@ -107,7 +113,8 @@ class VSDModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         args, kwargs = arguments(batch)
         with steps_not_counted(self.elbo):
-            loss: Tensor = self.loss(*args, **kwargs)
+            compiled = self._compiled_loss
+            loss: Tensor = self.loss(*args, **kwargs) if compiled is None else compiled.differentiable(args, kwargs)
         if isinstance(self.elbo, VSD_ELBO) and (loss.device.type == "cpu" or batch_idx % LOOK_EVERY == 0):
             self.elbo.check_finite()
         values, terms = {"train_loss": loss.detach()}, getattr(self.elbo, "terms", None)
@@ -130,8 +137,15 @@ class VSDModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}
 
     def on_fit_start(self) -> None:
+        if self._with_compiler and self.trainer.world_size > 1:
+            warnings.warn("compile: several processes run eagerly.", stacklevel=2)
+        elif self._with_compiler:
+            self._compiled_loss = CompiledLoss(self.loss)
         if not self._set_generators() and self.trainer.world_size > 1:  # a common seed, yet different noise in each
             seed_everything(int(torch.randint(2**62, ()).item()))
+
+    def on_fit_end(self) -> None:
+        self._compiled_loss = None  # which cannot be copied or saved
 
     def on_train_start(self) -> None:
         self._set_generators()  # some strategies load a checkpoint only now

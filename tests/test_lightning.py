@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ lightning = pytest.importorskip("lightning")
 import pyro_vsd as vsd  # noqa: E402
 from pyro_vsd._utils import mix_seed  # noqa: E402
 from pyro_vsd.lightning import VSDModule  # noqa: E402
+from pyro_vsd.training import compiling  # noqa: E402
 from tests.training import cases  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,6 +197,63 @@ def test_bfloat16(tmp_path):
         assert engine.logged_metrics["val_rmse"].isfinite()
         assert engine.predict(found, loader(data))[0].mean.isfinite().all()
     torch.testing.assert_close(losses["bf16-mixed"], losses["32-true"], rtol=0.05, atol=0.0)
+
+
+# ---- compiled
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """The captured graph runs as it is, without a compiler."""
+    monkeypatch.setattr(compiling, "_compile", lambda graph, inputs: graph)
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """How often a captured graph ran."""
+    calls, backward = [], compiling._Program.backward
+    monkeypatch.setattr(compiling._Program, "backward", lambda self, *args: (calls.append(1), backward(self, *args))[1])
+    return calls
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_clip_val": 0.5},
+        {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
+        {"accumulate_grad_batches": 2},
+        {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5},
+    ],
+    ids=str,
+)
+def test_compiled_it_is_the_same(options, replayed, programs, tmp_path):
+    found, expected = (module(cases.batch_norm, compile=flag) for flag in (True, False))
+    for each in (expected, found):
+        train(each, tmp_path, data=loader(size=6), validation=Once(cases.data().x, cases.data().y), **options)
+        assert len(programs) == (12 if each is found else 0)
+    assert found.elbo.step == expected.elbo.step
+    for name, value in values(expected).items():
+        torch.testing.assert_close(values(found)[name], value)
+    copy.deepcopy(found)
+
+
+def test_compiled_mixed_precision_runs_eagerly(replayed, programs, tmp_path):
+    torch.set_default_dtype(torch.float32)
+    data = vsd.datasets.Data(*(v.float() for v in (cases.data().x, cases.data().y)))
+    found, expected = module(compile=True), module()
+    with pytest.warns(UserWarning, match="autocast"):
+        train(found, tmp_path, data=loader(data, 12), precision="bf16-mixed")
+    train(expected, tmp_path, data=loader(data, 12), precision="bf16-mixed")
+    assert cases.same(values(found), values(expected))
+    assert not programs
+
+
+def test_compiled_in_several_processes_warns():
+    found = module(compile=True)
+    found._trainer = types.SimpleNamespace(world_size=2)
+    with pytest.warns(UserWarning, match=r"\bcompile\b"):
+        found.on_fit_start()
 
 
 # ---- metrics and predictions

@@ -5,6 +5,7 @@ draw. Nothing of torch is patched: :class:`LazyWeight` is a tensor subclass with
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -147,6 +148,7 @@ class Draw:
         self.requires_grad = self.theta.requires_grad or self.std.requires_grad or self.N.requires_grad
         if self.scale is not None:
             self.requires_grad |= self.scale.requires_grad
+        self._with_gradients = torch.is_grad_enabled()
         self.noise_dim, self.event_shape = posterior.noise_dim, posterior.event_shape
         self.batch_shape, self.source = batch_shape, source
         # Pyro puts particles left of the plates; the rightmost plate is the one the examples run along. A batch of
@@ -254,6 +256,11 @@ class Draw:
         if eps is None:
             eps = self._normals(torch.Size(size), generator)
         if self.requires_grad and not torch.is_grad_enabled():
+            if self._with_gradients and _in_reentrant_checkpoint():
+                raise ValueError(
+                    f"{self.source.name} is used inside of torch.utils.checkpoint, which would compute its gradients "
+                    "without the draw. Remove the checkpoint."
+                )
             kept[key] = eps
         return eps
 
@@ -296,6 +303,17 @@ class Draw:
         if self.scale is None:
             return self.theta
         return self.theta * unit_shaped(self.scale, self.noise_dim, len(self.event_shape))
+
+
+def _in_reentrant_checkpoint() -> bool:
+    """Whether ``checkpoint(…, use_reentrant=True)`` is among the callers: gradients are off inside, so that a training
+    step would miss those of the weight without an error."""
+    frame: Any = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class LazyWeight(Tensor):

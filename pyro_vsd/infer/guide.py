@@ -26,7 +26,7 @@ from pyro_vsd._utils import (
 from pyro_vsd.distributions import HouseholderNormal, StructuredDropout
 from pyro_vsd.distributions.lazy_weight import NoiseSource
 from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform, support_from_plain
-from pyro_vsd.infer.parameters import as_parameter, holder_of, set_parameter
+from pyro_vsd.infer.parameters import as_parameter, check_gathered, holder_of, set_parameter
 from pyro_vsd.infer.sites import Entry, Site, listed_entries, make_sites, traced_entries, tracing_model
 from pyro_vsd.infer.vectors import VECTORS, make_vectors
 from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
@@ -153,7 +153,7 @@ class VSDGuide(AutoGuide):
         self._prototype_frames = {frame.name: frame for site in sites.values() for frame in site.frames}
         # Where each parameter is kept, and which weights share one call of the noise kernel: looked up in each step.
         self._places = {
-            (role, key): (f"{role}.{key}", *holder_of(self, f"{role}.{key}"), len(site.batch_shape))
+            (role, key): (f"{role}.{key}", *holder_of(self, f"{role}.{key}"), len(site.batch_shape), site.is_number)
             for site in sites.values()
             for role, key in site.parameter_roles
         }
@@ -183,26 +183,31 @@ class VSDGuide(AutoGuide):
             loc = mean_field_transform(self.supports[name]).inv(value)
         scale = torch.full_like(loc, math.log(self.init_scale))
         for (role, key), start in zip(site.parameter_roles, (loc, scale), strict=True):
-            set_parameter(self, f"{role}.{key}", as_parameter(start))
+            # A number is kept as a row of one: torch's fully_shard cannot split a tensor without dimensions.
+            set_parameter(self, f"{role}.{key}", as_parameter(start.reshape(1) if site.is_number else start))
 
     def _get(self, role: str, site: str) -> Tensor:
         """A parameter; reflection vectors from a network are computed."""
-        _, holder, leaf, _ = self._places[role, site]
+        path, holder, leaf, _, is_number = self._places[role, site]
         found: Any = holder._parameters.get(leaf)
-        return holder._modules[leaf]() if found is None else found  # type: ignore[misc]
+        check_gathered(path, found)
+        value: Tensor = holder._modules[leaf]() if found is None else found  # type: ignore[misc]
+        return value.reshape(()) if is_number else value
 
     def _param_statements(self, roles: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
         """Parameters by role and site, each by a ``pyro.param`` statement."""
         values = {}
         store = pyro.get_param_store()
         for key in roles:
-            path, holder, leaf, batch_dims = self._places[key]
+            path, holder, leaf, batch_dims, is_number = self._places[key]
             path = f"{self._pyro_name}.{path}"
             found = holder._parameters.get(leaf)
             if found is not None:
+                check_gathered(path, found)
                 if path in store and store.param_name(found) != path:
                     path = free_name(path, found)
-                values[key] = pyro.param(path, found, event_dim=found.dim() - batch_dims)
+                value = pyro.param(path, found, event_dim=found.dim() - batch_dims)
+                values[key] = value.reshape(()) if is_number else value
                 continue
             network: Any = holder._modules[leaf]
             for name, parameter in network.named_parameters():
@@ -240,6 +245,11 @@ class VSDGuide(AutoGuide):
         """Draws every site; ``{site: draw}``."""
         if not self.sites:
             self._setup_prototype(*args, **kwargs)
+        if hasattr(type(self), "reshard"):  # the draws would refer to memory that has been freed
+            raise ValueError(
+                "guide is sharded by itself, so its parameters are gone before the model uses its draws. Shard the "
+                "loss instead: fully_shard(vsd.VSD_ELBO()(model, guide))."
+            )
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
         params = self._param_statements(self._unplated)
         terms = self._joint_terms(params)

@@ -10,12 +10,21 @@ from torch import Tensor, nn
 
 from pyro_vsd._utils import free_name
 
-__all__ = ["OwnParameters", "as_parameter", "holder_of", "set_parameter"]
+__all__ = ["OwnParameters", "as_parameter", "check_gathered", "holder_of", "set_parameter"]
 
 
 def as_parameter(value: Tensor) -> nn.Parameter:
     """A new leaf with its own memory."""
     return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
+
+
+def check_gathered(name: str, parameter: Any) -> None:
+    """Raises for a parameter of which ``fully_shard`` has left only a part in this process."""
+    if hasattr(parameter, "full_tensor"):
+        raise ValueError(
+            f"{name} is sharded over processes; only a call of the sharded loss gathers it. Call loss.unshard() before "
+            "you use the guide, and loss.reshard() afterwards."
+        )
 
 
 def holder_of(root: nn.Module, path: str) -> tuple[nn.Module, str]:

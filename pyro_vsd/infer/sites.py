@@ -67,6 +67,10 @@ class Site:
         return Site(**{**plain, **shapes, "frames": frames})
 
     @property
+    def is_number(self) -> bool:
+        return not self.batch_shape + self.event_shape
+
+    @property
     def parameter_roles(self) -> tuple[tuple[str, str], ...]:
         """Roles of the site's parameters, each with the name of the site that it is kept under."""
         if self.kind == "weight":

@@ -368,7 +368,8 @@ class Regressor(ObservationModel):
         shape = () if num_outputs is None else (num_outputs,)
         start = torch.full(shape, LOG_SIGMA, dtype=like.dtype, device=like.device)
         if noise == "learned":
-            self.log_sigma = nn.Parameter(start)
+            # A row of one for a shared σ: torch's fully_shard cannot split a tensor without dimensions.
+            self.log_sigma = nn.Parameter(start if start.dim() else start.reshape(1))
         elif noise == "latent":
             self.register_buffer("sigma_loc", start, persistent=False)
             self.sigma = PyroSample(_SigmaPrior())

@@ -400,6 +400,8 @@ def to_plain(value: Any, name: str) -> Any:
     {'shape': (2,), 'last': tensor([0.])}
     """
     if isinstance(value, Tensor):
+        if hasattr(value, "full_tensor"):
+            raise TypeError(f"{name} is sharded over processes. Save it with torch.distributed.checkpoint instead.")
         tensor = value.detach().as_subclass(Tensor)
         # A view would be saved with its whole storage.
         viewed = tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes

@@ -14,6 +14,7 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor, nn, optim
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_vsd._utils import capturing, check_choice
@@ -166,6 +167,30 @@ class CompiledLoss:
             self._refuse(key, _first_line(error))
             return loss
 
+    def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The loss of a batch as a tensor. Its gradients are computed along with it; its backward pass hands them out,
+        so that whoever calls it may scale, accumulate and clip as usual."""
+        key, tensors = self._key(args, kwargs)
+        reason = self._refused.get(key)
+        if reason is None and key not in self._programs:
+            reason = self._why_not(key, args, kwargs, tensors)
+        if reason is not None:
+            self.reason = reason
+            eager: Tensor = self.loss(*args, **kwargs)
+            return eager
+        parameters = [p for p in self.loss.parameters() if p.requires_grad]
+        before = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            value = self.backward(args, kwargs)
+            found = [(p, p.grad) for p in parameters if p.grad is not None]
+        finally:
+            for p, gradient in zip(parameters, before, strict=True):
+                p.grad = gradient
+        result: Tensor = _Known.apply(value, [gradient for _, gradient in found], *(p for p, _ in found))
+        return result
+
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], share: float = 1.0) -> Tensor:
         """The same without a program."""
         loss: Tensor = self.loss(*args, **kwargs)
@@ -245,6 +270,8 @@ class CompiledLoss:
                 return _TOO_FEW
         if key[1]:
             return self._refuse(key, "autocast is on, and its casts cannot be captured")
+        if any(hasattr(p, "full_tensor") for p in self.loss.parameters()):
+            return self._refuse(key, "its parameters are sharded, and gathering them cannot be captured")
         if getattr(self.elbo, "vectorize_particles", False) and self.elbo.num_particles > 1:
             return self._refuse(key, "vectorize_particles=True cannot be captured; a loop over particles can")
         if self._captures >= _MOST:
@@ -391,6 +418,20 @@ def _close(pairs: list[tuple[Tensor, Tensor]], tolerance: dict[torch.dtype, floa
         if float((a - b).nan_to_num(0.0, 0.0, 0.0).double().norm()) > bound:
             return False
     return True
+
+
+class _Known(torch.autograd.Function):
+    """A number whose gradients are known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(gradient * g for gradient in ctx.gradients)
 
 
 # ---- what an ELBO remembers of an evaluation

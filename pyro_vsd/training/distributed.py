@@ -11,6 +11,9 @@ hand-written ones call ``guide.setup(x, y)`` first::
     optimizer = torch.optim.Adam(guide.parameter_groups())
     loader = DataLoader(data, 100, sampler=DistributedSampler(data))
 
+``fully_shard(loss)`` may stand in place of ``DistributedDataParallel(loss)``, in processes that were seeded alike
+before the model was made.
+
 ``num_data`` stays the size of the whole training set. A process with B of the rows scales its likelihood by N/B, and
 the mean of the gradients over P processes is the gradient for the PB rows together:
 

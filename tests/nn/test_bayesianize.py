@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import pyro_vsd as vsd
 from pyro_vsd import VSDGuide
@@ -548,3 +549,25 @@ def test_weights_are_declared_whole():
     model = Classifier(bayesianize(net), num_data=20)
     shapes = {name: (site["fn"].batch_shape, site["fn"].event_dim) for name, site in model.latent_sites().items()}
     assert shapes == {"net.0.weight": ((), 4), "net.2.weight": ((), 2)}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.first, self.second, self.use_reentrant = nn.Linear(3, 4), nn.Linear(4, 1), use_reentrant
+
+    def forward(self, x):
+        return checkpoint(self.second, self.first(x), use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize(
+    ("use_reentrant", "error", "word"),
+    [(True, ValueError, r"net\.second\.weight"), (False, CheckpointError, "recomputation")],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_activation_checkpoints_raise_in_training_only(use_reentrant, error, word):
+    model = vsd.nn.Regressor(bayesianize(Checkpointed(use_reentrant)), num_data=10)
+    guide, x = vsd.VSDGuide(model), torch.randn(10, 3)
+    assert vsd.predict(model, guide, x, num_samples=3, coherent=False).mean.isfinite().all()
+    with pytest.raises(error, match=word):
+        vsd.VSD_ELBO()(model, guide)(x, torch.randn(10)).backward()

@@ -34,7 +34,7 @@ def test_fixed_noise():
 @pytest.mark.parametrize("num_outputs", [None, 2])
 def test_learned_noise(num_outputs):
     model = Regressor(bayesianize(mlp([4, 6, 2])), 20, noise="learned", num_outputs=num_outputs)
-    assert torch.equal(model.log_sigma, torch.full(() if num_outputs is None else (2,), -1.0))
+    assert torch.equal(model.log_sigma, torch.full((num_outputs or 1,), -1.0))
     model.log_sigma.data.normal_()
     y = torch.randn(5, 2)
     trace, output = observed(model, X, y)
