@@ -36,7 +36,7 @@ from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
 
-__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "make_optimizer"]
+__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "interrupts", "make_optimizer"]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
 LOOK_EVERY = 50
@@ -197,12 +197,12 @@ def fit(
         )  # fmt: skip
         if checkpoint is not None and checkpoint.resume and group.same(os.path.exists(checkpoint.path)):
             run.resume(seed)
-        with _interrupts() as pressed:
+        with interrupts() as pressed:
             return run.train(pressed, progress)
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
+def interrupts() -> Iterator[list[int]]:
     """The first Ctrl-C is noted in the list, since half a step would update half of the parameters; the second raises.
 
     Replaces Python's own handler only, and in the main thread only.
