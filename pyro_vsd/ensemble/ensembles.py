@@ -1,6 +1,5 @@
 """``vsd.Ensemble``: several networks, each from its own start and with its own weight of the KL, stacked."""
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -140,9 +139,7 @@ class Ensemble:
         rows = as_rows(data, "data")
         train, held_out = split(rows, validation, mix_seed(self.seed, -3))
         self._set_up(train)
-        passes = [train]
-        if held_out is not None and refit:
-            passes.append(rows if not hasattr(validation, "__len__") else joined(rows, as_rows(validation, "validation")))
+        passes = [train] if held_out is None or not refit else [train, joined(train, held_out)]
         self.history, self.stacking = History(), Stacking.equal(len(self))
         saved = None
         if checkpoint is not None and checkpoint.resume and os.path.exists(checkpoint.path):
@@ -341,9 +338,14 @@ class _Fitting:
         torch.manual_seed(self.run.seed)
         self.run.start(ensemble.reason if self.number else None)
         if self.run.reason is not None and not self.number:
-            text = f"the members are trained one after the other: {self.run.reason}."
-            self.bar.write(text) if not self.bar.disable else warnings.warn(text, stacklevel=5)
+            self._say(f"the members are trained one after the other: {self.run.reason}.")
         ensemble.reason = self.run.reason
+
+    def _say(self, text: str) -> None:
+        if self.bar.disable:
+            warnings.warn(text, stacklevel=5)
+        else:
+            self.bar.write(text)
 
     def _after_step(self) -> bool:
         self.bar.update()
@@ -361,18 +363,16 @@ class _Fitting:
 
     def _stack(self) -> None:
         """Weights and factors from the held-out rows; after training again, each σ at the level they gave it."""
-        ensemble, (*inputs, y) = self.ensemble, self.held_out
-        inputs, y = arguments((*inputs, y), self.run.device)[0][:-1], y
-        outputs = max(1, getattr(predict(*ensemble.members[0], *take_rows(tuple(inputs), slice(0, 1)), num_samples=1, seed=0), "mean").numel())
-        samples = _NUMBERS // (len(y) * outputs * len(ensemble))
-        samples = min(_SAMPLES, max(_FEWEST, samples)) if not self.number else _FEWEST
+        ensemble, (*inputs, y) = self.ensemble, arguments(self.held_out, self.run.device)[0]
+        row = predict(*ensemble.members[0], *take_rows(tuple(inputs), slice(0, 1)), num_samples=1, seed=0)
+        most = _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))
+        samples = _FEWEST if self.number else min(_SAMPLES, max(_FEWEST, most))
         found = ensemble.member_predictions(*inputs, num_samples=samples, seed=ensemble.seed, progress=False)
         if not self.number:
             ensemble.stacking = stack(found, y)
             self.levels = _levels(found)
             if not ensemble.stacking.fitted and len(ensemble) > 1:
-                text = f"{len(y)} held-out rows are too few to fit weights (at least {FEWEST_FOR_WEIGHTS}): all are equal."
-                self.bar.write(text) if not self.bar.disable else warnings.warn(text, stacklevel=5)
+                self._say(f"{len(y)} held-out rows are too few to fit weights ({FEWEST_FOR_WEIGHTS}): all are equal.")
         elif self.levels is not None:
             shift = torch.tensor(self.levels, dtype=torch.float64) - torch.tensor(_levels(found), dtype=torch.float64)
             ensemble.stacking = replace(ensemble.stacking, factors=ensemble.stacking.factors * shift.exp())

@@ -31,8 +31,8 @@ def kl_weights(members: int, kl_weight: Any) -> list[KLWeight]:
             return list(SPREAD)
         if members == 1:
             return [1.0]
-        ends = torch.tensor([SPREAD[0], SPREAD[-1]], dtype=torch.float64).log10().tolist()
-        return torch.logspace(*ends, members, dtype=torch.float64).tolist()
+        ratio = (SPREAD[-1] / SPREAD[0]) ** (1 / (members - 1))
+        return [SPREAD[0] * ratio**m for m in range(members)]
     if not isinstance(kl_weight, Sequence):
         return [kl_weight] * members
     if len(kl_weight) != members:

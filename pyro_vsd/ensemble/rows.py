@@ -41,7 +41,7 @@ def split(rows: Rows, validation: Any, seed: int) -> tuple[Rows, Rows | None]:
 
 def joined(rows: Rows, held_out: Rows) -> Rows:
     """All rows of both."""
-    parts = iter(tensors_in(held_out))
+    parts = iter([t for t in tensors_in(held_out) if t.dim()])
     both: Rows = map_tensors(lambda t: torch.cat([t, next(parts)]) if t.dim() else t, rows)
     return both
 

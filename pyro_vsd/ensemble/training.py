@@ -1,22 +1,21 @@
 """The training loop of an ensemble: all members together, step by step."""
 
 import math
-import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_vsd._utils import map_tensors
 from pyro_vsd.ensemble.members import Member
 from pyro_vsd.infer import VSD_ELBO
-from pyro_vsd.training.checkpoint import check_rng_state, get_rng_state, read_archive, set_rng_state
-from pyro_vsd.training.checkpoint import to_plain, write_archive
-from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
+from pyro_vsd.training.checkpoint import (
+    get_rng_state,
+    set_rng_state,
+)
+from pyro_vsd.training.compiling import CompiledLoss
 from pyro_vsd.training.data import Batches, arguments
-from pyro_vsd.training.fitting import Checkpoint
 from pyro_vsd.training.joint import JointLoss, NotJointError
 from pyro_vsd.training.lengths import cosine
 
@@ -62,6 +61,7 @@ class Run:
         A first batch is tried; nothing of that remains.
         """
         self.reason, joint = reason, None
+        self._compiled: list[CompiledLoss] = []
         if reason is None:
             try:
                 joint = JointLoss(self.losses)
@@ -78,9 +78,9 @@ class Run:
             parameters: list[Any] = joint.parameters
             self._take = joint.backward
         else:
-            compiled = [CompiledLoss(loss, self._steps_to_come) for loss in self.losses]
+            self._compiled = [CompiledLoss(loss, self._steps_to_come) for loss in self.losses]
             parameters = [p for loss in self.losses for p in loss.parameters() if p.requires_grad]
-            self._take = lambda args, kwargs: torch.stack([c.backward(args, kwargs) for c in compiled])
+            self._take = lambda args, kwargs: torch.stack([loss.backward(args, kwargs) for loss in self._compiled])
         fused = True if self.device.type in ("cpu", "cuda") else None
         self.optimizer = torch.optim.Adam(parameters, lr=self.lr, fused=fused)
 
@@ -146,6 +146,7 @@ class Run:
         return {
             **{name: getattr(self, name) for name in names},
             "sum": self._sum,
+            "compiled": [loss.choices for loss in self._compiled],
             "members": states_of(self.members),
             "optimizer": self.optimizer.state_dict(),
             "rng": get_rng_state(),
@@ -156,6 +157,8 @@ class Run:
             model.load_state_dict(own["model"])
             guide.load_state_dict(own["guide"])
         self.start(state["reason"])
+        for loss, choices in zip(self._compiled, state["compiled"], strict=True):
+            loss.choices = choices
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.done, self.records, self._sum = (state[k] for k in ("epoch", "done", "records", "sum"))
         set_rng_state(state["rng"])

@@ -67,11 +67,11 @@ class RegressionPrediction(Prediction):
         self.scales = None if samples is None or scales is None else _broadcast_scales(scales, samples)
 
     @classmethod
-    def from_samples(
-        cls, samples: Tensor, scales: Tensor, weights: Tensor | None = None
-    ) -> "RegressionPrediction":
-        """From each sample's mean, ``(S, N)`` or ``(S, N, D)``, standard deviation, broadcast to it, and weight ``(S,)``.
-        Keeps them."""
+    def from_samples(cls, samples: Tensor, scales: Tensor, weights: Tensor | None = None) -> "RegressionPrediction":
+        """From each sample's mean, ``(S, N)`` or ``(S, N, D)``, and standard deviation, broadcast to it. Keeps both.
+
+        :param weights: of the samples, ``(S,)``; equal by default.
+        """
         check_floats("samples", samples)
         if samples.dim() not in (2, 3) or len(samples) < 1:
             raise ValueError(f"samples must have shape (S, N) or (S, N, D) with S >= 1, not {tuple(samples.shape)}.")

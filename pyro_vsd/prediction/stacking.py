@@ -19,11 +19,12 @@ __all__ = ["Stacking", "mixture", "stack"]
 FEWEST_FOR_WEIGHTS = 50
 # With fewer not even the width of a member can be told.
 _FEWEST_FOR_FACTORS = 10
-# A member's own width on held-out rows may be this many times its trained one: networks without noise overfit.
-_OWN = 30.0
-# In the mixture a member's width stays within this factor of its own. Without a bound the width of a member that the
-# mixture hardly uses runs away, and one far row then costs everything.
-_BOUND = 3.0
+# Bounds of a member's width, up and down: of its own on held-out rows as a multiple of the trained one (networks
+# without noise overfit), and of that in the mixture as a multiple of its own.
+_BOUND = 30.0
+# The standard deviation of the log of the latter under its prior. Without one the width of a member that the mixture
+# hardly uses runs away, and one far row then costs everything.
+_SPREAD = 0.7
 # Numbers in an evaluation of the score of classes.
 _NUMBERS = 2**24
 
@@ -136,8 +137,10 @@ def with_factor(prediction: Prediction, factor: float) -> Prediction:
     if isinstance(prediction, RegressionPrediction):
         scales = None if prediction.scales is None else prediction.scales * factor
         moments = prediction.mean, prediction.aleatoric * factor**2, prediction.epistemic
-        options = {"samples": prediction.samples, "scales": scales, "weights": prediction.weights}
-        return RegressionPrediction(*moments, prediction.num_samples, **options)
+        kept = prediction.samples
+        return RegressionPrediction(
+            *moments, prediction.num_samples, samples=kept, scales=scales, weights=prediction.weights
+        )
     if prediction.samples is None:
         raise not_kept("a temperature")
     tempered = (prediction.samples.clamp(min=torch.finfo(prediction.samples.dtype).tiny).log() / factor).softmax(-1)
@@ -148,10 +151,11 @@ def stack(predictions: Sequence[Prediction], y: Array) -> Stacking:
     r"""Weights and factors of the members, with which their mixture gives held-out rows the highest density.
 
     .. math:: \max_{w, f} \sum_n \log \sum_m w_m\, p_m(y_n \mid x_n; f_m) + \tfrac1M \sum_m \log w_m
+              - \tfrac12 \sum_m \Bigl(\frac{\log f_m - \log \hat f_m}{0.7}\Bigr)^2
 
-    The last term is one pseudo-observation: a pull to equal weights, which no weight leaves for zero. Each factor stays
-    within 3 times, up or down, of the one that is best for its member alone. With fewer than 50 rows the weights are
-    equal, with fewer than 10 the factors are 1.
+    The second term is one pseudo-observation: a pull to equal weights, which keeps each above zero. The last one pulls
+    each factor to :math:`\hat f_m`, the best for its member alone. With fewer than 50 rows the weights are equal, with
+    fewer than 10 the factors are 1.
 
     :param predictions: one of each member, of the same rows, none of which it was trained on; with samples.
     :param y: their targets.
@@ -181,17 +185,18 @@ def _fit(densities: list[Callable[[Tensor], Tensor]], factors: bool, fitted: boo
     if factors:
         for m, density in enumerate(densities):
             u = torch.zeros((), dtype=torch.float64)
-            _maximise(lambda u, f=density: f(math.log(_OWN) * u.tanh()).sum(), [u])
-            own[m] = math.log(_OWN) * u.tanh()
+            _maximise(lambda u, f=density: f(math.log(_BOUND) * u.tanh()).sum(), [u])
+            own[m] = math.log(_BOUND) * u.tanh()
     logits, u = torch.zeros(M, dtype=torch.float64), torch.zeros(M, dtype=torch.float64)
 
     def log_factors(u: Tensor) -> Tensor:
-        return own + math.log(_BOUND) * u.tanh()
+        return own + math.log(_BOUND) * (u / math.log(_BOUND)).tanh()
 
     def score(logits: Tensor, u: Tensor) -> Tensor:
         log_weights, each = logits.log_softmax(-1), log_factors(u)
         table = torch.stack([f(each[m]) for m, f in enumerate(densities)])  # (M, N)
-        return (log_weights[:, None] + table).logsumexp(0).sum() + log_weights.mean()
+        prior = log_weights.mean() - 0.5 * ((each - own) / _SPREAD).square().sum()
+        return (log_weights[:, None] + table).logsumexp(0).sum() + prior
 
     if fitted and factors:
         _maximise(score, [logits, u])

@@ -19,7 +19,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_vsd._utils import capturing
 from pyro_vsd.infer import VSD_ELBO
 
-__all__ = ["CompiledLoss", "CompiledStep", "Program", "close", "compile_step", "first_line", "replay", "steps_not_counted"]
+__all__ = [
+    "CompiledLoss",
+    "CompiledStep",
+    "Program",
+    "close",
+    "compile_step",
+    "first_line",
+    "replay",
+    "steps_not_counted",
+]
 
 # Each new shape or mode costs a compilation: after this many, further ones run eagerly.
 _MOST = 4
