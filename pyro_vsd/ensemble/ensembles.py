@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -299,7 +299,6 @@ class _Fitting:
         self.ensemble, self.runs, self.held_out, self.checkpoint = ensemble, runs, held_out, checkpoint
         self.progress, self.pressed = progress, pressed
         self.number, self.run = 0, runs[0]
-        self.levels: list[float] | None = None
         self.resumed = False
         self.settings: dict[str, Any] = {
             "kl_weight": [str(w) if callable(w) else w for w in ensemble.kl_weight],
@@ -365,17 +364,14 @@ class _Fitting:
         """Weights and factors from the held-out rows; after training again, each σ at the level they gave it."""
         ensemble, (*inputs, y) = self.ensemble, arguments(self.held_out, self.run.device)[0]
         row = predict(*ensemble.members[0], *take_rows(tuple(inputs), slice(0, 1)), num_samples=1, seed=0)
-        most = _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))
-        samples = _FEWEST if self.number else min(_SAMPLES, max(_FEWEST, most))
+        samples = min(_SAMPLES, max(_FEWEST, _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))))
         found = ensemble.member_predictions(*inputs, num_samples=samples, seed=ensemble.seed, progress=False)
-        if not self.number:
-            ensemble.stacking = stack(found, y)
-            self.levels = _levels(found)
-            if not ensemble.stacking.fitted and len(ensemble) > 1:
-                self._say(f"{len(y)} held-out rows are too few to fit weights ({FEWEST_FOR_WEIGHTS}): all are equal.")
-        elif self.levels is not None:
-            shift = torch.tensor(self.levels, dtype=torch.float64) - torch.tensor(_levels(found), dtype=torch.float64)
-            ensemble.stacking = replace(ensemble.stacking, factors=ensemble.stacking.factors * shift.exp())
+        if self.number:
+            ensemble.stacking = ensemble.stacking.carried_over(found)
+            return
+        ensemble.stacking = stack(found, y)
+        if not ensemble.stacking.fitted and len(ensemble) > 1:
+            self._say(f"{len(y)} held-out rows are too few to fit weights ({FEWEST_FOR_WEIGHTS}): all are equal.")
 
     # ---- checkpoints
 
@@ -384,7 +380,7 @@ class _Fitting:
         earlier = [run.records for run in self.runs[: self.number]]
         content = {
             "settings": self.settings, "number": self.number, "run": self.run.state(), "earlier": earlier,
-            "stacking": asdict(self.ensemble.stacking), "levels": self.levels, "start": self.ensemble._start,
+            "stacking": asdict(self.ensemble.stacking), "start": self.ensemble._start,
         }  # fmt: skip
         write_archive(self.checkpoint.path, {"ensemble": to_plain(content, "ensemble")})
 
@@ -401,7 +397,7 @@ class _Fitting:
         wrong = [f"{k}={found.get(k)}, not {v}" for k, v in self.settings.items() if found.get(k) != v]
         if wrong:
             raise ValueError(f"checkpoint: the run in {name!r} has {'; '.join(wrong)}. {advice}")
-        self.number, self.run, self.levels = state["number"], self.runs[state["number"]], state["levels"]
+        self.number, self.run = state["number"], self.runs[state["number"]]
         for run, records in zip(self.runs, state["earlier"], strict=False):
             run.records = records
         self.ensemble.stacking, self.ensemble._start = stacking, state["start"]
@@ -410,13 +406,6 @@ class _Fitting:
                 model.num_data = self.run.batches.num_rows
         self.run.load(state["run"])
         self.ensemble.reason, self.resumed = self.run.reason, True
-
-
-def _levels(predictions: list[Prediction]) -> list[float] | None:
-    """The mean log σ of each member."""
-    if not all(isinstance(p, RegressionPrediction) for p in predictions):
-        return None
-    return [float(p.require_samples("stack")[1].double().log().mean()) for p in predictions]  # type: ignore[attr-defined]
 
 
 def _devices(members: list[Member]) -> list[int]:

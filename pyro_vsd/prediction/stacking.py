@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,6 +107,7 @@ class Stacking:
     :ivar before: the same of the mixture with equal weights, as trained.
     :ivar after: the same of the mixture as fitted.
     :ivar fitted: whether the weights were fitted, or are equal because there were too few rows.
+    :ivar levels: the mean of log σ over the rows, of each member as trained, ``(M,)``.
     """
 
     weights: Tensor
@@ -116,6 +117,7 @@ class Stacking:
     before: float = math.nan
     after: float = math.nan
     fitted: bool = False
+    levels: Tensor | None = None
 
     @classmethod
     def equal(cls, members: int) -> "Stacking":
@@ -128,6 +130,22 @@ class Stacking:
             raise ValueError(f"predictions must be {len(self.weights)}, one of each member, not {len(predictions)}.")
         pairs = zip(predictions, self.factors.tolist(), strict=True)
         return mixture([with_factor(p, f) for p, f in pairs], self.weights)
+
+    def carried_over(self, predictions: Sequence[Prediction]) -> "Stacking":
+        """The stacking for members that were trained again: each σ stays where it was fitted, on average over rows.
+
+        :param predictions: the members' predictions of the rows that :func:`stack` had.
+        """
+        levels = torch.stack([_level(p) for p in predictions])
+        before = levels if self.levels is None else self.levels
+        return replace(self, factors=self.factors * (before - levels).exp(), levels=levels)
+
+
+def _level(prediction: Prediction) -> Tensor:
+    """The mean of log σ; zero where there is none."""
+    if not isinstance(prediction, RegressionPrediction):
+        return torch.zeros((), dtype=torch.float64)
+    return prediction.require_samples("stacking")[1].double().log().mean().cpu()
 
 
 def with_factor(prediction: Prediction, factor: float) -> Prediction:
@@ -176,7 +194,8 @@ def stack(predictions: Sequence[Prediction], y: Array) -> Stacking:
         weights, widths = _fit(densities, factors, fitted, rows)
         found = Stacking(weights, widths)
     after = float(found.mix(predictions).log_prob(target).double().mean())
-    return Stacking(found.weights, found.factors, rows, scores, start, after, fitted)
+    levels = torch.stack([_level(p) for p in predictions])
+    return Stacking(found.weights, found.factors, rows, scores, start, after, fitted, levels)
 
 
 def _fit(densities: list[Callable[[Tensor], Tensor]], factors: bool, fitted: bool, rows: int) -> tuple[Tensor, Tensor]:
