@@ -16,7 +16,7 @@ from pyro.infer import SVI
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import nn, optim
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm import tqdm
 
 from pyro_vsd._utils import check_choice, check_integer, check_nonnegative, map_tensors, mix_seed
@@ -35,12 +35,14 @@ from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
 from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
+from pyro_vsd.training.lengths import RATE, auto_epochs, cosine
 
 __all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "interrupts", "make_optimizer"]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
 LOOK_EVERY = 50
 # One rate for all: noise variances that learn several times faster than the weights collapse where the KL is light.
+# Without a schedule of ours: that of the optimisers themselves.
 _RATE = 1e-3
 
 
@@ -95,7 +97,7 @@ def fit(
     guide: Any,
     data: Any,
     *,
-    epochs: int,
+    epochs: int | None = None,
     optimizer: Any = None,
     scheduler: Any = None,
     scheduler_interval: str = "epoch",
@@ -121,10 +123,12 @@ def fit(
     noise; the gradient is that of all rows together. The first one saves, to a file that all can read.
 
     :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
-    :param epochs: passes over the data, including those before a resumed checkpoint.
+    :param epochs: passes over the data, including those before a resumed checkpoint. By default as many as make 3,000
+        steps, more for more than 1,000 rows.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
-        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all. Parameters that a function
-        keeps in Pyro's store need Pyro's optimisers.
+        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all: without a scheduler either
+        it falls from 0.01 to zero along a cosine, with one it is 0.001. Parameters that a function keeps in Pyro's
+        store need Pyro's optimisers.
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
         ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
@@ -154,7 +158,8 @@ def fit(
     >>> len(history), sorted(history[-1])
     (3, ['epoch', 'kl', 'kl_weight', 'log_likelihood', 'loss', 'lr', 'validation'])
     """
-    check_integer("epochs", epochs, 1)
+    if epochs is not None:
+        check_integer("epochs", epochs, 1)
     check_integer("accumulate", accumulate, 1)
     if not isinstance(compile, bool):
         check_choice("compile", compile, ("auto",))
@@ -190,6 +195,13 @@ def fit(
                 args, kwargs = arguments(first)
                 with torch.no_grad():
                     getattr(guide, "setup", guide)(*args, **kwargs)
+        steps = batches.num_steps(accumulate, group.size)
+        if epochs is None:
+            if steps is None:
+                raise ValueError("epochs must be given for data of unknown length.")
+            epochs = auto_epochs(batches.num_rows or steps * batches.batch_size, steps)
+        if optimizer is None and scheduler is None and isinstance(model, nn.Module) and steps is not None:
+            scheduler, scheduler_interval = _cosine_to_zero(epochs * steps), "batch"
         run = _Run(
             model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
@@ -249,6 +261,11 @@ def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.O
     if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
         raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {type(optimizer).__name__}.")
     return optimizer
+
+
+def _cosine_to_zero(steps: int) -> Callable[[optim.Optimizer], Any]:
+    """A schedule that starts at ``RATE`` and ends at zero."""
+    return lambda optimizer: LambdaLR(optimizer, lambda step: RATE / _RATE * cosine(min(step, steps), steps))
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:

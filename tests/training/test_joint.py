@@ -1,6 +1,5 @@
 """Several networks as one program: the same losses, gradients and results as each alone."""
 
-
 import pytest
 import torch
 from torch import nn
