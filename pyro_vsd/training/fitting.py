@@ -161,6 +161,7 @@ def fit(
     if epochs is not None:
         check_integer("epochs", epochs, 1)
     check_integer("accumulate", accumulate, 1)
+    check_choice("scheduler_interval", scheduler_interval, ("epoch", "batch"))
     if not isinstance(compile, bool):
         check_choice("compile", compile, ("auto",))
     if seed is not None:
@@ -352,7 +353,6 @@ class _Run:
         accumulate: int, validation: Any, samples: int, stopping: EarlyStopping | None, checkpoint: Checkpoint | None,
         callbacks: list[Callable[[History], Any]], seed: int, group: Group, compile: bool | str, epochs: int,
     ):  # fmt: skip
-        check_choice("scheduler_interval", interval, ("epoch", "batch"))
         self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
         self.accumulate, self.validation, self.samples, self.stopping = accumulate, validation, samples, stopping
         self.checkpoint, self.callbacks, self.group = checkpoint, callbacks, group

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from pyro_vsd.training.compiling import Program, close, first_line, replay, steps_not_counted
 
@@ -68,12 +69,12 @@ class JointLoss:
 
         :raises NotJointError: if the first batch of a shape cannot be captured, or gives other numbers.
         """
-        if kwargs or not all(type(a) is Tensor for a in args):
-            raise NotJointError("batches are not tuples of tensors")
-        tensors: list[Any] = list(args)
-        key = tuple((t.shape, t.dtype) for t in tensors)
+        tensors, spec = tree_flatten((args, kwargs))
+        if not all(type(leaf) is Tensor for leaf in tensors):
+            raise NotJointError("batches hold other things than tensors")
+        key = (spec, *((t.shape, t.dtype) for t in tensors))
         if key not in self._programs:
-            self._programs[key] = self._captured(tensors)
+            self._programs[key] = self._captured(args, kwargs, tensors)
         call, names, held = self._programs[key]
         self._set_weights()
         with torch.no_grad():
@@ -96,7 +97,9 @@ class JointLoss:
 
     # ---- the program
 
-    def _captured(self, tensors: list[Tensor]) -> tuple[Callable[..., Any], list[str], list[Tensor]]:
+    def _captured(
+        self, args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> tuple[Callable[..., Any], list[str], list[Tensor]]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         loss = self.losses[self._shown]
@@ -104,10 +107,10 @@ class JointLoss:
         known |= {id(b): (self._buffers, name) for name, b in loss.named_buffers()}
         self._set_weights()
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            state, alone = torch.get_rng_state(), self._alone(tensors)  # raises in the model's own words
+            state, alone = torch.get_rng_state(), self._alone(args, kwargs)  # raises in the model's own words
             warnings.simplefilter("ignore")  # vmap warns of operators that it loops over
             try:
-                program = Program(loss, tuple(tensors), {}, tensors, lambda graph, inputs: graph)
+                program = Program(loss, args, kwargs, tensors, lambda graph, inputs: graph)
                 inputs = [self._weight[0], *tensors, *program.constants]
                 graph = _functional(program.call, inputs, 1 + len(program.parameters))
                 places = [known.get(id(tensor)) for tensor in program.constants]
@@ -133,14 +136,14 @@ class JointLoss:
                 raise NotJointError(first_line(error)) from error
         return replay(_simplified(joined), stacked), names, held
 
-    def _alone(self, tensors: list[Tensor]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    def _alone(self, args: Any, kwargs: Any) -> list[tuple[Tensor, dict[str, Tensor]]]:
         """Each member's own loss and gradients by name, from equal random states."""
         found, state = [], torch.get_rng_state()
         for loss, named in zip(self.losses, self._named, strict=True):
             trained = {name: p for name, p in named.items() if p.requires_grad}
             torch.set_rng_state(state)
             with steps_not_counted(loss.elbo):
-                value = loss(*tensors)
+                value = loss(*args, **kwargs)
                 gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
             own = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
             found.append((value.detach(), own))
