@@ -104,10 +104,15 @@ class _Estimator(BaseEstimator):
                 else self._single(make, data, seed, split_seed, strata)
             )
         # last: a fit that fails leaves an estimator that is not fitted
-        vars(self).update(found, seed_=seed)
+        for name, value in {**found, "seed_": seed}.items():
+            setattr(self, name, value)
 
-    def _single(self, make: Any, data: Any, seed: int, split_seed: int, strata: Any) -> dict[str, Any]:
-        train, validation = (data, None) if self.early_stopping is None else self._split(*data, split_seed, strata)
+    def _single(
+        self, make: Any, data: tuple[Tensor, Tensor], seed: int, split_seed: int, strata: Any
+    ) -> dict[str, Any]:
+        train, validation = (
+            (data, None) if self.early_stopping is None else self._split(data[0], data[1], split_seed, strata)
+        )
         rows = len(train[0])
         model = make(rows)
         guide = VSDGuide(model, num_reflections=self.num_reflections)

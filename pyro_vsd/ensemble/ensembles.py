@@ -22,7 +22,7 @@ from pyro_vsd.training.checkpoint import check_rng_state, read_archive, to_plain
 from pyro_vsd.training.data import Batches, arguments
 from pyro_vsd.training.fitting import Checkpoint, interrupts
 from pyro_vsd.training.history import History
-from pyro_vsd.training.lengths import RATE, auto_batch_size, auto_epochs
+from pyro_vsd.training.lengths import auto_batch_size, auto_epochs, auto_rate
 
 __all__ = ["Ensemble"]
 
@@ -105,7 +105,7 @@ class Ensemble:
         *,
         validation: Any = 0.15,
         epochs: int | None = None,
-        lr: float = RATE,
+        lr: float | None = None,
         batch_size: int | None = None,
         refit: bool = True,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
@@ -121,7 +121,7 @@ class Ensemble:
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
             as trained. With fewer than 50 held-out rows the weights are equal.
         :param epochs: passes over the data. By default as many as make 3,000 steps, more for more than 1,000 rows.
-        :param lr: Adam's rate at the start.
+        :param lr: Adam's rate at the start; by default 0.01, and 0.001 for 20,000 rows and more.
         :param batch_size: most rows in a batch; by default a tenth of the rows, and between 8 and 100.
         :param refit: whether to train again on all rows, those of ``validation`` included, with the weights kept.
         :param checkpoint: a path or a :class:`~pyro_vsd.training.Checkpoint`. If the file exists, training continues
@@ -133,7 +133,8 @@ class Ensemble:
             check_integer("epochs", epochs, 1)
         if batch_size is not None:
             check_integer("batch_size", batch_size, 1)
-        check_positive("lr", lr)
+        if lr is not None:
+            check_positive("lr", lr)
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
         rows = as_rows(data, "data")
@@ -166,12 +167,12 @@ class Ensemble:
                     silence(guide)
             self._start = states_of(self.members)
 
-    def _run(self, rows: Any, epochs: int | None, lr: float, batch_size: int | None, number: int) -> Run:
+    def _run(self, rows: Any, epochs: int | None, lr: float | None, batch_size: int | None, number: int) -> Run:
         count = num_rows(rows)
         batches = Batches(rows, batch_size or auto_batch_size(count))
         weights = [0.0 if weight is None else weight for weight in self.kl_weight]
         length = epochs or auto_epochs(count, batches.num_steps() or 1)
-        return Run(self.members, weights, batches, length, lr, mix_seed(self.seed, -10 - number))
+        return Run(self.members, weights, batches, length, lr or auto_rate(count), mix_seed(self.seed, -10 - number))
 
     # ---- prediction
 

@@ -35,7 +35,7 @@ from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
 from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
-from pyro_vsd.training.lengths import RATE, auto_epochs, cosine
+from pyro_vsd.training.lengths import auto_epochs, auto_rate, cosine
 
 __all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "interrupts", "make_optimizer"]
 
@@ -126,9 +126,9 @@ def fit(
     :param epochs: passes over the data, including those before a resumed checkpoint. By default as many as make 3,000
         steps, more for more than 1,000 rows.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
-        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all: without a scheduler either
-        it falls from 0.01 to zero along a cosine, with one it is 0.001. Parameters that a function keeps in Pyro's
-        store need Pyro's optimisers.
+        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all: without a scheduler either,
+        it falls along a cosine to zero, from 0.01 or for 20,000 rows and more from 0.001; with one it is 0.001.
+        Parameters that a function keeps in Pyro's store need Pyro's optimisers.
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
         ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
@@ -197,12 +197,14 @@ def fit(
                 with torch.no_grad():
                     getattr(guide, "setup", guide)(*args, **kwargs)
         steps = batches.num_steps(accumulate, group.size)
-        if epochs is None:
-            if steps is None:
-                raise ValueError("epochs must be given for data of unknown length.")
-            epochs = auto_epochs(batches.num_rows or steps * batches.batch_size, steps)
-        if optimizer is None and scheduler is None and isinstance(model, nn.Module) and steps is not None:
-            scheduler, scheduler_interval = _cosine_to_zero(epochs * steps), "batch"
+        if epochs is None and steps is None:
+            raise ValueError("epochs must be given for data of unknown length.")
+        if steps is not None:
+            size = batches.num_rows or steps * batches.batch_size
+            epochs = auto_epochs(size, steps) if epochs is None else epochs
+            if optimizer is None and scheduler is None and isinstance(model, nn.Module):
+                scheduler, scheduler_interval = _cosine_to_zero(auto_rate(size), epochs * steps), "batch"
+        assert epochs is not None
         run = _Run(
             model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
@@ -264,9 +266,9 @@ def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.O
     return optimizer
 
 
-def _cosine_to_zero(steps: int) -> Callable[[optim.Optimizer], Any]:
-    """A schedule that starts at ``RATE`` and ends at zero."""
-    return lambda optimizer: LambdaLR(optimizer, lambda step: RATE / _RATE * cosine(min(step, steps), steps))
+def _cosine_to_zero(rate: float, steps: int) -> Callable[[optim.Optimizer], Any]:
+    """A schedule of the default optimiser, from this rate to zero."""
+    return lambda optimizer: LambdaLR(optimizer, lambda step: rate / _RATE * cosine(min(step, steps), steps))
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:

@@ -2,10 +2,10 @@
 
 import math
 
-__all__ = ["RATE", "auto_batch_size", "auto_epochs", "cosine"]
+__all__ = ["auto_batch_size", "auto_epochs", "auto_rate", "cosine"]
 
-# Where the cosine starts.
-RATE = 1e-2
+# Where the cosine starts, with fewer rows than _MANY and with more. Networks for images are unstable at the first.
+_RATES, _MANY = (1e-2, 1e-3), 20_000
 # Steps for up to _ROWS rows; more rows get more steps, by the square root of their number.
 _STEPS, _ROWS = 3000, 1000
 # Rows in a batch: a tenth of the rows, so that small data has noisy steps too, and no more than this.
@@ -29,6 +29,15 @@ def auto_epochs(rows: int, steps_per_epoch: int) -> int:
     """
     steps = _STEPS * math.sqrt(max(rows / _ROWS, 1.0))
     return math.ceil(steps / steps_per_epoch)
+
+
+def auto_rate(rows: int) -> float:
+    """Adam's rate at the start.
+
+    >>> auto_rate(1_000), auto_rate(60_000)
+    (0.01, 0.001)
+    """
+    return _RATES[rows >= _MANY]
 
 
 def cosine(step: int, steps: int) -> float:

@@ -1,7 +1,7 @@
 """The training loop: what it records, when it stops, and that it goes on where it was."""
 
-import os
 import math
+import os
 import signal
 import threading
 
@@ -149,7 +149,9 @@ def test_the_record_adds_up():
 
 def test_the_length_by_default():
     run = Run()
-    history = vsd.fit(run.model, run.guide, (run.source.x, run.source.y), batch_size=24, callbacks=[lambda h: len(h) > 4])
+    history = vsd.fit(
+        run.model, run.guide, (run.source.x, run.source.y), batch_size=24, callbacks=[lambda h: len(h) > 4]
+    )
     assert history.stopped == "callback"
     assert history[0]["lr"] == pytest.approx(0.01, rel=1e-5)  # 3,000 steps are to come
     with pytest.raises(ValueError, match="epochs"):
