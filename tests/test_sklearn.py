@@ -161,7 +161,7 @@ def test_noise_that_depends_on_the_inputs():
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (300, 1))
     y = np.where(x[:, 0] > 0, 1.0, 0.05) * generator.normal(size=300)
-    found = VSDRegressor((20,), noise="heteroscedastic", epochs=40, random_state=0).fit(x, y)
+    found = VSDRegressor((20,), members=1, noise="heteroscedastic", epochs=40, random_state=0).fit(x, y)
     _, std = found.predict(np.array([[-0.7], [0.7]]), return_std=True)
     assert std[1] > 3 * std[0]
 

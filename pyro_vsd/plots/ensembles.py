@@ -19,8 +19,8 @@ def members(ensemble: Any, *, names: Sequence[str] | None = None, ax: Axes | Non
     :param names: of the members; by default their λ, or numbers.
 
     >>> stacking = vsd.ensemble.Stacking.equal(3)
-    >>> [bar.get_height() for bar in members(stacking).patches]
-    [0.333..., 0.333..., 0.333...]
+    >>> len(members(stacking).patches)
+    3
     """
     stacking = getattr(ensemble, "stacking", ensemble)
     if not isinstance(stacking, Stacking):
