@@ -10,9 +10,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import datasets, diagnosis, distributions, infer, metrics, nn, ops, training
+from pyro_vsd import datasets, diagnosis, distributions, ensemble, infer, metrics, nn, ops, training
 from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.distributions import coherent
+from pyro_vsd.ensemble import Ensemble
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.training import compile_step, fit, load_checkpoint, save_checkpoint
@@ -26,6 +27,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ClassificationPrediction",
+    "Ensemble",
     "Prediction",
     "RegressionPrediction",
     "VSDGuide",
@@ -36,6 +38,7 @@ __all__ = [
     "diagnose",
     "diagnosis",
     "distributions",
+    "ensemble",
     "fit",
     "infer",
     "load_checkpoint",

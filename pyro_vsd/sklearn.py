@@ -2,6 +2,7 @@
 
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pyro_vsd._utils import check_choice, check_integer, check_positive
+from pyro_vsd.ensemble import Ensemble
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
 from pyro_vsd.nn import Classifier, GaussianPrior, HierarchicalPrior, Prior, Regressor, bayesianize, mlp
 from pyro_vsd.nn.networks import xavier_uniform_
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.training import fit
+from pyro_vsd.training.lengths import auto_batch_size, auto_epochs
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -35,9 +38,13 @@ __all__ = ["VSDClassifier", "VSDRegressor"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
 PRIORS: dict[str, Callable[[], Prior]] = {"gaussian": GaussianPrior, "hierarchical": HierarchicalPrior}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# batch_size="auto": at least about ten steps an epoch, so that the default epochs suffice for small data, and batches
-# that take a core about as long as a single row.
-_STEPS, _LEAST, _MOST = 10, 8, 100
+# A column is divided by its standard deviation, or by this share of its range where that is more: pixels that hardly
+# ever differ from zero would otherwise be blown up.
+_RANGE = 1 / 8
+# Networks by default: better than one on digits and diabetes, which nothing else was chosen on.
+_MEMBERS = 5
+# An ensemble of fewer rows has equal weights, all members as trained.
+_FEWEST = 20
 # All threads share torch's generator, Pyro's parameter store and its stack of handlers.
 _LOCK = threading.RLock()
 
@@ -52,20 +59,22 @@ class _Estimator(BaseEstimator):
         activation: str = "relu",
         num_reflections: int = 2,
         prior: str | Prior = "gaussian",
-        kl_weight: float | Callable[[int], float] = 1.0,
+        members: int | str = "auto",
+        kl_weight: Any = "auto",
         learning_rate: float = 0.01,
-        epochs: int = 100,
+        epochs: int | str = "auto",
         batch_size: int | str = "auto",
         num_samples: int = 100,
         standardize: bool = True,
         early_stopping: int | None = None,
-        validation_fraction: float = 0.1,
+        validation_fraction: float = 0.15,
         dtype: str = "float64",
         device: str = "cpu",
         random_state: Any = None,
     ):
         self.hidden_layer_sizes, self.activation = hidden_layer_sizes, activation
-        self.num_reflections, self.prior, self.kl_weight = num_reflections, prior, kl_weight
+        self.num_reflections, self.prior = num_reflections, prior
+        self.members, self.kl_weight = members, kl_weight
         self.learning_rate, self.epochs, self.batch_size = learning_rate, epochs, batch_size
         self.num_samples, self.standardize = num_samples, standardize
         self.early_stopping, self.validation_fraction = early_stopping, validation_fraction
@@ -76,38 +85,85 @@ class _Estimator(BaseEstimator):
     def _train(self, X: NDArray[Any], y: Tensor, num_outputs: int, make_model: Callable[..., Any], strata: Any) -> None:
         """Makes and trains the network. ``strata``: classes to split by, or ``None``."""
         sizes, prior, dtype = self._check_settings()
-        self.scaler_ = StandardScaler().fit(X) if self.standardize else None
+        self.scaler_ = _scaler(X) if self.standardize else None
         x, random = self._inputs(X), check_random_state(self.random_state)
         seed, split_seed = (int(random.randint(2**31 - 1)) for _ in range(2))
         data = (x, y.to(self.device))
-        train, validation = (data, None) if self.early_stopping is None else self._split(*data, split_seed, strata)
-        rows = len(train[0])
-        auto = self.batch_size == "auto"
-        with isolated(seed):
+
+        def make(num_data: int) -> Any:
             # Drawn again in the estimator's dtype: the initial weights must not depend on torch's default dtype.
+            start = torch.initial_seed()
             plain = mlp([x.shape[1], *sizes, num_outputs], ACTIVATIONS[self.activation]).to(dtype)
-            torch.manual_seed(seed)
-            net = bayesianize(xavier_uniform_(plain).to(self.device), prior)
-            model = make_model(net, num_data=rows)
-            guide = VSDGuide(model, num_reflections=self.num_reflections)
-            history = fit(
-                model,
-                guide,
-                train,
-                epochs=self.epochs,
-                optimizer=lambda groups: torch.optim.Adam(groups, lr=self.learning_rate),
-                scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs),
-                elbo=VSD_ELBO(kl_weight=self.kl_weight),
-                batch_size=min(_MOST, max(_LEAST, rows // _STEPS)) if auto else int(self.batch_size),
-                validation=validation,
-                early_stopping=self.early_stopping,
-                progress=False,
-                seed=seed,
-            )
+            torch.manual_seed(start)
+            return make_model(bayesianize(xavier_uniform_(plain).to(self.device), prior), num_data=num_data)
+
+        members = self._num_members()
+        with isolated(seed):
+            if members > 1:
+                found = self._ensemble(make, data, seed, members)
+            else:
+                found = self._single(make, data, seed, split_seed, strata)
+        # last: a fit that fails leaves an estimator that is not fitted
+        for name, value in {**found, "seed_": seed}.items():
+            setattr(self, name, value)
+
+    def _single(
+        self, make: Any, data: tuple[Tensor, Tensor], seed: int, split_seed: int, strata: Any
+    ) -> dict[str, Any]:
+        train, validation = (
+            (data, None) if self.early_stopping is None else self._split(data[0], data[1], split_seed, strata)
+        )
+        rows = len(train[0])
+        model = make(rows)
+        guide = VSDGuide(model, num_reflections=self.num_reflections)
+        size = auto_batch_size(rows) if self.batch_size == "auto" else int(self.batch_size)
+        steps = -(-rows // size)
+        epochs = auto_epochs(rows, steps) if self.epochs == "auto" else int(self.epochs)
+        history = fit(
+            model,
+            guide,
+            train,
+            epochs=epochs,
+            optimizer=lambda groups: torch.optim.Adam(groups, lr=self.learning_rate),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps),
+            scheduler_interval="batch",
+            elbo=VSD_ELBO(kl_weight=1.0 if self._is_auto("kl_weight") else self.kl_weight),
+            batch_size=size,
+            validation=validation,
+            early_stopping=self.early_stopping,
+            progress=False,
+            seed=seed,
+        )
         if history.stopped == "interrupt":
             raise KeyboardInterrupt  # otherwise a search over many fits would continue with the next one
-        # last: a fit that fails leaves an estimator that is not fitted
-        self.model_, self.guide_, self.history_, self.seed_ = model, guide, history, seed
+        return {"ensemble_": None, "model_": model, "guide_": guide, "history_": history}
+
+    def _ensemble(self, make: Any, data: Any, seed: int, members: int) -> dict[str, Any]:
+        weight = "spread" if self._is_auto("kl_weight") else self.kl_weight
+        options: dict[str, Any] = {"kl_weight": weight, "seed": seed, "num_reflections": self.num_reflections}
+        ensemble = Ensemble(lambda: make(len(data[0])), members, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* held-out rows are too few to fit weights")
+            ensemble.fit(
+                data,
+                validation=self.validation_fraction if len(data[0]) >= _FEWEST else None,
+                epochs=None if self._is_auto("epochs") else int(self.epochs),
+                lr=self.learning_rate,
+                batch_size=None if self._is_auto("batch_size") else int(self.batch_size),
+                progress=False,
+            )
+        if ensemble.history.stopped == "interrupt":
+            raise KeyboardInterrupt
+        return {"ensemble_": ensemble, "model_": None, "guide_": None, "history_": ensemble.history}
+
+    def _num_members(self) -> int:
+        if not self._is_auto("members"):
+            return int(self.members)
+        return _MEMBERS if self.early_stopping is None else 1
+
+    def _is_auto(self, name: str) -> bool:
+        value = getattr(self, name)
+        return isinstance(value, str) and value == "auto"
 
     def _split(self, x: Tensor, y: Tensor, seed: int, strata: Any) -> tuple[Any, Any]:
         held_out = math.ceil(self.validation_fraction * len(x))
@@ -129,9 +185,14 @@ class _Estimator(BaseEstimator):
             check_integer("hidden_layer_sizes", size, 1)
         check_choice("activation", self.activation, list(ACTIVATIONS))
         check_choice("dtype", self.dtype, list(DTYPES))
-        for name, word in (("epochs", ""), ("num_samples", ""), ("batch_size", "auto"), ("early_stopping", None)):
-            if getattr(self, name) != word:
+        for name in ("members", "num_samples", "epochs", "batch_size", "early_stopping"):
+            optional = name == "early_stopping" and self.early_stopping is None
+            if not optional and not (name not in ("num_samples", "early_stopping") and self._is_auto(name)):
                 check_integer(name, getattr(self, name), 1)
+        if self._num_members() > 1 and self.early_stopping is not None:
+            raise ValueError(
+                "early_stopping goes with members=1: an ensemble trains until its rate has fallen to zero."
+            )
         check_positive("learning_rate", self.learning_rate)
         check_positive("validation_fraction", self.validation_fraction)
         if self.validation_fraction >= 1:
@@ -150,16 +211,19 @@ class _Estimator(BaseEstimator):
         return torch.tensor(X, dtype=DTYPES[self.dtype], device=self.device)
 
     def _predict(self, X: Any, keep_samples: bool) -> Prediction:
-        check_is_fitted(self, "guide_")
+        check_is_fitted(self, "history_")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         options: dict[str, Any] = {"keep_samples": keep_samples, "progress": False}
         options |= {"num_samples": self.num_samples, "seed": self.seed_}
         with isolated(self.seed_):
+            if self.ensemble_ is not None:
+                options["num_samples"] = max(self.num_samples, len(self.ensemble_))
+                return self.ensemble_.predict(self._inputs(X), **options)
             return predict(self.model_, self.guide_, self._inputs(X), **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "guide_" in state:  # a guide is pickled without its model
+        if state.get("guide_") is not None:  # a guide is pickled without its model
             self.guide_._model = (self.model_,)
 
 
@@ -178,26 +242,32 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param activation: ``"relu"``, ``"tanh"``, ``"silu"`` or ``"gelu"``.
     :param num_reflections: see :class:`~pyro_vsd.infer.VSDGuide`.
     :param prior: ``"gaussian"``, ``"hierarchical"``, or a prior of :mod:`pyro_vsd.nn`.
-    :param kl_weight: see :class:`~pyro_vsd.infer.VSD_ELBO`.
+    :param members: networks in an ensemble (:class:`~pyro_vsd.Ensemble`), mixed by what they predict of held-out rows,
+        then trained again on all rows; 1 for a single network. ``"auto"`` is 5, with early stopping 1.
+    :param kl_weight: see :class:`~pyro_vsd.infer.VSD_ELBO`; for an ensemble one of each member. ``"auto"`` is 1 for a
+        single network, and from 0.03 to 3 in an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
-    :param epochs: passes over the data.
+    :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows.
     :param batch_size: rows in a batch; ``"auto"`` takes a tenth of the rows, and between 8 and 100.
     :param num_samples: sampled networks for predictions.
-    :param standardize: whether inputs are brought to mean 0 and standard deviation 1.
-    :param early_stopping: epochs to wait for a better likelihood of held-out rows; ``None`` trains on all rows.
-    :param validation_fraction: the share of rows held out for early stopping.
+    :param standardize: whether inputs are brought to mean 0 and standard deviation 1; less, if the range is more than
+        8 standard deviations.
+    :param early_stopping: with a single network, epochs to wait for a better likelihood of held-out rows; ``None``
+        trains on all rows.
+    :param validation_fraction: the share of rows held out for early stopping or for the weights of an ensemble.
     :param dtype: ``"float64"`` or ``"float32"``.
     :param device: where to compute.
     :param random_state: an integer, a ``RandomState``, or ``None`` for NumPy's global one.
 
-    :ivar model_: the network with its observation model, in standardised units.
-    :ivar guide_: its posterior.
+    :ivar ensemble_: the ensemble, if ``members`` is more than 1.
+    :ivar model_: else the network with its observation model, in standardised units.
+    :ivar guide_: and its posterior.
     :ivar history_: a record of each epoch.
     :ivar n_features_in\_: columns of X; ``feature_names_in_`` their names where X had some.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
-    >>> regressor = VSDRegressor(epochs=5, random_state=0).fit(X[:400], y[:400])
+    >>> regressor = VSDRegressor(members=2, epochs=5, random_state=0).fit(X[:400], y[:400])
     >>> mean, std = regressor.predict(X[400:], return_std=True)
     >>> mean.shape, std.shape
     ((42,), (42,))
@@ -211,21 +281,22 @@ class VSDRegressor(RegressorMixin, _Estimator):
         activation: str = "relu",
         num_reflections: int = 2,
         prior: str | Prior = "gaussian",
-        kl_weight: float | Callable[[int], float] = 1.0,
+        members: int | str = "auto",
+        kl_weight: Any = "auto",
         learning_rate: float = 0.01,
-        epochs: int = 100,
+        epochs: int | str = "auto",
         batch_size: int | str = "auto",
         num_samples: int = 100,
         standardize: bool = True,
         early_stopping: int | None = None,
-        validation_fraction: float = 0.1,
+        validation_fraction: float = 0.15,
         dtype: str = "float64",
         device: str = "cpu",
         random_state: Any = None,
     ):
         super().__init__(
             hidden_layer_sizes, activation=activation, num_reflections=num_reflections, prior=prior,
-            kl_weight=kl_weight, learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
+            members=members, kl_weight=kl_weight, learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
             num_samples=num_samples, standardize=standardize, early_stopping=early_stopping,
             validation_fraction=validation_fraction, dtype=dtype, device=device, random_state=random_state,
         )  # fmt: skip
@@ -251,7 +322,7 @@ class VSDRegressor(RegressorMixin, _Estimator):
         """The predictive distribution, in the targets' units: for ``vsd.metrics`` and ``vsd.plots``.
 
         >>> X = np.linspace(-1, 1, 30)[:, None]
-        >>> VSDRegressor((8,), epochs=3, random_state=0).fit(X, X[:, 0]).predictive(X).epistemic.shape
+        >>> VSDRegressor((8,), members=1, epochs=3, random_state=0).fit(X, X[:, 0]).predictive(X).epistemic.shape
         torch.Size([30])
         """
         return self._in_own_units(X, keep_samples=True)
@@ -299,7 +370,7 @@ class VSDClassifier(ClassifierMixin, _Estimator):
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> classifier = VSDClassifier(epochs=5, random_state=0).fit(X, y)
+    >>> classifier = VSDClassifier(members=1, epochs=5, random_state=0).fit(X, y)
     >>> classifier.predict_proba(X).shape
     (150, 3)
     """
@@ -332,6 +403,13 @@ class VSDClassifier(ClassifierMixin, _Estimator):
         """The most probable classes ``(N,)``."""
         best = self.predict_proba(X).argmax(1)  # first: it raises if the estimator is not fitted
         return np.asarray(self.classes_[best])
+
+
+def _scaler(X: NDArray[Any]) -> StandardScaler:
+    """Mean and standard deviation of each column, or a share of its range where that is more."""
+    scaler = StandardScaler().fit(X)
+    scaler.scale_ = np.maximum(scaler.scale_, _RANGE * np.ptp(X, axis=0))
+    return scaler
 
 
 @contextmanager

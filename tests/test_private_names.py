@@ -133,6 +133,7 @@ NAMES = {
     "_schedulers": schedulers,
     "_setup_prototype": autoguide,
     "_state_waiting_to_be_consumed": pyro_optimizer,
+    "_unsafe_view": lambda: torch.ops.aten,
     "_validate_args": law,
     "_validate_sample": law,
 }

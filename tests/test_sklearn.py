@@ -30,7 +30,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 from pyro_vsd.sklearn import VSDClassifier, VSDRegressor  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"hidden_layer_sizes": (8,), "epochs": 10, "batch_size": 32, "learning_rate": 0.05, "num_samples": 4}
+SMALL = {
+    "members": 1,
+    "hidden_layer_sizes": (8,),
+    "epochs": 10,
+    "batch_size": 32,
+    "learning_rate": 0.05,
+    "num_samples": 4,
+}
 WITHOUT = """
 import sys
 sys.modules["sklearn"] = None
@@ -53,7 +60,7 @@ def blobs():
 
 @pytest.fixture(scope="module")
 def regressor():
-    return VSDRegressor((20,), epochs=60, num_samples=50, random_state=0).fit(*line())
+    return VSDRegressor((20,), members=1, epochs=60, num_samples=50, random_state=0).fit(*line())
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +161,7 @@ def test_noise_that_depends_on_the_inputs():
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (300, 1))
     y = np.where(x[:, 0] > 0, 1.0, 0.05) * generator.normal(size=300)
-    found = VSDRegressor((20,), noise="heteroscedastic", epochs=40, random_state=0).fit(x, y)
+    found = VSDRegressor((20,), members=1, noise="heteroscedastic", epochs=40, random_state=0).fit(x, y)
     _, std = found.predict(np.array([[-0.7], [0.7]]), return_std=True)
     assert std[1] > 3 * std[0]
 
@@ -192,7 +199,7 @@ def test_options(options):
 
 def test_early_stopping_holds_rows_out():
     found = VSDRegressor(random_state=0, **{**SMALL, "early_stopping": 1, "epochs": 200}).fit(*line())
-    assert found.model_.num_data == 54
+    assert found.model_.num_data == 51
     assert found.history_.stopped == "early_stopping"
 
 
@@ -347,3 +354,52 @@ def test_without_scikit_learn_the_error_names_the_extra():
 
 def test_found_by_name():
     assert vsd.sklearn.VSDRegressor is VSDRegressor
+
+
+# ---- ensembles
+
+FEW = {**SMALL, "members": 2, "epochs": 3}
+
+
+def test_a_regressor_of_several_members():
+    x, y = line(100)
+    regressor = VSDRegressor(random_state=0, kl_weight=[1.0, None], **FEW).fit(x, y)
+    assert len(regressor.ensemble_) == 2
+    assert regressor.guide_ is None
+    mean, std = regressor.predict(x, return_std=True)
+    assert mean.shape == std.shape == (100,)
+    again = pickle.loads(pickle.dumps(regressor))
+    np.testing.assert_allclose(again.predict(x), mean)
+    np.testing.assert_allclose(clone(regressor).fit(x, y).predict(x), mean)
+    lower, upper = regressor.predict_interval(x, 0.5)
+    assert bool((lower < upper).all())
+    assert regressor.set_params(members=1, kl_weight="auto").fit(x, y).ensemble_ is None
+
+
+def test_a_classifier_of_several_members():
+    x, y = blobs()
+    classifier = VSDClassifier(random_state=0, **FEW).fit(x, y)
+    np.testing.assert_allclose(classifier.predict_proba(x).sum(1), 1)
+    assert classifier.ensemble_.kl_weight == pytest.approx([0.03, 3.0])
+
+
+def test_early_stopping_goes_with_one_member():
+    x, y = line()
+    with pytest.raises(ValueError, match="early_stopping"):
+        VSDRegressor(random_state=0, early_stopping=3, **FEW).fit(x, y)
+    options = {**FEW, "members": "auto"}
+    assert VSDRegressor(random_state=0, early_stopping=3, **options).fit(x, y).ensemble_ is None
+
+
+@pytest.mark.parametrize("members", [0, 1.5, "many"])
+def test_bad_members(members):
+    with pytest.raises(ValueError, match="members"):
+        VSDRegressor(**{**SMALL, "members": members}).fit(*line())
+
+
+def test_columns_that_hardly_vary_are_not_blown_up():
+    x, y = line(200)
+    rare = np.zeros((200, 1))
+    rare[0] = 1
+    regressor = VSDRegressor(random_state=0, **SMALL).fit(np.hstack([x, rare, np.ones((200, 1))]), y)
+    assert regressor.scaler_.scale_ == pytest.approx([x.std(), 1 / 8, 1])

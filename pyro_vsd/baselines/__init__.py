@@ -26,6 +26,7 @@ from pyro_vsd.baselines.vd import VD
 from pyro_vsd.baselines.vmg import VMG
 from pyro_vsd.baselines.vogn import VOGN
 from pyro_vsd.baselines.vsd import ARDVD, VSD, ARDVDHierarchical, VSDHierarchical, VSDLowRank
+from pyro_vsd.baselines.vsd_ensemble import VSDEnsemble
 
 __all__ = ["METHODS", "GuideMethod", "Method", "make_method"]
 
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
     "vsd": VSD,
     "vsd_low_rank": VSDLowRank,
     "vsd_hierarchical": VSDHierarchical,
+    "vsd_ensemble": VSDEnsemble,
 }
 
 

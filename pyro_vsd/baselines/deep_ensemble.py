@@ -12,26 +12,19 @@ paid: it finds several modes, which no method around one mode does.
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_vsd._utils import check_integer
 from pyro_vsd.baselines.map import MAP
-from pyro_vsd.baselines.protocol import Method
+from pyro_vsd.baselines.stacked import EnsembleMethod, Init, reset_parameters_
+from pyro_vsd.prediction import Prediction
 
-__all__ = ["DeepEnsemble", "reset_parameters_"]
-
-
-def reset_parameters_(net: nn.Module) -> nn.Module:
-    """Draws every layer's parameters anew, in place, each as its class does when it is made."""
-    for module in net.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
-    return net
+__all__ = ["DeepEnsemble"]
 
 
-class DeepEnsemble(Method):
-    """M point estimates, trained together on the same batches; predictions have at most M samples.
+class DeepEnsemble(EnsembleMethod):
+    """M point estimates, trained together on the same batches; predictions have at most M samples, and after
+    ``stack`` (weights and each member's own σ or temperature, from held-out rows) all M.
 
     :param num_members: M.
     :param init: draws a network's parameters anew, in place; the first member keeps its own. For the networks of
@@ -50,7 +43,7 @@ class DeepEnsemble(Method):
         net: nn.Module,
         *,
         num_members: int = 5,
-        init: Callable[[nn.Module], Any] = reset_parameters_,
+        init: Init = reset_parameters_,
         prior_scale: float | None = 1.0,
     ) -> None:
         check_integer("num_members", num_members, 1)
@@ -59,11 +52,12 @@ class DeepEnsemble(Method):
         members = [MAP(net, prior_scale=prior_scale, **shared) for _ in range(num_members)]
         for member in members[1:]:
             init(member.net)
-        self.members: Any = nn.ModuleList(members)
+        self.members = nn.ModuleList(members)
 
-    def loss(self, x: Any, y: Tensor) -> Tensor:
-        """The mean of the members' losses."""
-        return torch.stack([member.loss(x, y) for member in self.members]).mean()
+    def predict(self, x: Any, num_samples: int = 100, **options: Any) -> Prediction:
+        """With equal weights the first ``num_samples`` members, else the stacked mixture of all."""
+        of_all = super().predict if self.stacking is not None else super(EnsembleMethod, self).predict
+        return of_all(x, num_samples, **options)
 
     def draw(self, index: int) -> Callable[[Any], Any]:
         distribution_of: Callable[[Any], Any] = self.members[index].draw(0)

@@ -147,7 +147,8 @@ def _row_crps(prediction: Prediction, y: Array) -> Tensor:
     samples, scales = checked.require_samples("crps")
     for rows in checked.row_blocks():
         loc, scale = samples[:, rows], scales[:, rows]
-        out[rows] = _mean_abs(target[rows] - loc, scale).mean(0) - _half_pair_distance(loc, scale)
+        distance = checked.average(_mean_abs(target[rows] - loc, scale))
+        out[rows] = distance - _half_pair_distance(loc, scale, checked)
     return out
 
 
@@ -157,7 +158,7 @@ def _mean_abs(loc: Tensor, scale: Tensor) -> Tensor:
     return scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + loc * torch.erf(z / math.sqrt(2))
 
 
-def _half_pair_distance(loc: Tensor, scale: Tensor) -> Tensor:
+def _half_pair_distance(loc: Tensor, scale: Tensor, prediction: Prediction) -> Tensor:
     r"""E|Y - Y'| / 2 of two independent draws of a mixture, by whichever of two ways is cheaper; memory is O(S).
 
     As :math:`\int F (1 - F)` by the trapezoidal rule, whose error for so smooth a function vanishes like
@@ -170,11 +171,15 @@ def _half_pair_distance(loc: Tensor, scale: Tensor) -> Tensor:
     if num_points < num:
         step, total, inverse = (stop - start) / num_points, torch.zeros_like(start), math.sqrt(0.5) / scale
         for point in range(1, num_points):
-            odd = torch.erf((start + point * step - loc) * inverse).mean(0)  # 2 F - 1, several times faster than ndtr
+            # 2 F - 1, several times faster than ndtr
+            odd = prediction.average(torch.erf((start + point * step - loc) * inverse))
             total += 1 - odd.square()
         return 0.25 * total * step
-    total = scale.mean(0) / math.sqrt(math.pi)
+    weights = torch.full((num,), 1 / num, dtype=torch.float64) if prediction.weights is None else prediction.weights
+    weights = weights.to(loc).reshape(-1, *[1] * (loc.dim() - 1))
+    total = (weights.square() * scale).sum(0) / math.sqrt(math.pi)
     for shift in range(1, num // 2 + 1):
-        pairs = _mean_abs(loc - loc.roll(shift, 0), torch.hypot(scale, scale.roll(shift, 0))).mean(0)
+        distances = _mean_abs(loc - loc.roll(shift, 0), torch.hypot(scale, scale.roll(shift, 0)))
+        pairs = (weights * weights.roll(shift, 0) * distances).sum(0)
         total += 0.5 * pairs if 2 * shift == num else pairs
-    return total / num
+    return total

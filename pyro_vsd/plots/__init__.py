@@ -10,6 +10,7 @@ except ImportError as error:
     raise ImportError("pyro_vsd.plots needs matplotlib. Install it: pip install 'pyro_vsd[plots]'") from error
 
 from pyro_vsd.plots.classification import entropy_cdf, entropy_histogram, ood_roc, reliability, risk_coverage
+from pyro_vsd.plots.ensembles import members
 from pyro_vsd.plots.noise import droprates, noise_covariance, noise_variances
 from pyro_vsd.plots.regression import band
 from pyro_vsd.plots.training import diagnosis, elbo_terms
@@ -21,6 +22,7 @@ __all__ = [
     "elbo_terms",
     "entropy_cdf",
     "entropy_histogram",
+    "members",
     "noise_covariance",
     "noise_variances",
     "ood_roc",

@@ -7,5 +7,6 @@ sample has none. Every tensor is detached.
 from pyro_vsd.prediction.base import Prediction
 from pyro_vsd.prediction.classification import ClassificationPrediction
 from pyro_vsd.prediction.regression import RegressionPrediction
+from pyro_vsd.prediction.stacking import Stacking, mixture, stack
 
-__all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction"]
+__all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction", "Stacking", "mixture", "stack"]

@@ -15,7 +15,7 @@ from pyro_vsd._utils import check_integer
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Array", "Prediction", "check_labels", "check_target", "not_kept", "to_tensor"]
+__all__ = ["Array", "Prediction", "check_labels", "check_target", "check_weights", "not_kept", "to_tensor"]
 
 Array = Tensor | NDArray[Any]
 
@@ -23,13 +23,14 @@ Array = Tensor | NDArray[Any]
 class Prediction:
     r"""Predictive distribution of any observation model.
 
-    .. math:: p(y \mid x) = \frac1S \sum_s p(y \mid x, W_s)
+    .. math:: p(y \mid x) = \sum_s w_s\, p(y \mid x, W_s), \qquad w_s = \tfrac1S \text{ by default}
 
     :param mean: predictive means, ``(N, ...)``.
     :param variance: predictive variances, shaped as ``mean``.
     :param num_samples: number ``S`` of posterior samples behind them.
     :param samples: mean of each sample's predictive distribution, ``(S, N, ...)``.
     :param components: one distribution of batch shape ``(S, N)`` holding every sample's predictive distribution.
+    :param weights: the weight of each sample, ``(S,)``, where they differ: those of an ensemble's members.
 
     >>> rate = torch.tensor([[1.0, 2.0], [3.0, 2.0]])  # two samples, two rows
     >>> variance, components = rate.mean(0) + rate.var(0, correction=0), torch.distributions.Poisson(rate)
@@ -48,6 +49,7 @@ class Prediction:
         *,
         samples: Tensor | None = None,
         components: Distribution | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         check_integer("num_samples", num_samples, 1)
         if mean.dim() < 1:
@@ -64,6 +66,8 @@ class Prediction:
             raise ValueError(f"components must have batch shape {shapes}. Move other dimensions with .to_event(n).")
         #: every sample's predictive distribution, of batch shape ``(S, N)``, or None where not kept
         self.components = components
+        #: weights of the samples, ``(S,)``, which add up to 1; None where all are equal
+        self.weights = None if weights is None else check_weights(weights, self.num_samples)
 
     @property
     def stddev(self) -> Tensor:
@@ -80,7 +84,19 @@ class Prediction:
         target = to_tensor(y, self.mean.device)
         check_target(target, (len(self), *self.components.event_shape))
         with torch.no_grad():
-            return self.components.log_prob(target).logsumexp(0) - math.log(self.num_samples)
+            return self.log_average(self.components.log_prob(target))
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean of each sample's values ``(S, ...)`` by the samples' weights, ``(...)``."""
+        if self.weights is None:
+            return values.mean(0)
+        return torch.tensordot(self.weights.to(values), values, 1)
+
+    def log_average(self, values: Tensor) -> Tensor:
+        """The log of :meth:`average` of ``values.exp()``, ``(S, ...)``, without overflow."""
+        if self.weights is None:
+            return values.logsumexp(0) - math.log(self.num_samples)
+        return (values + self.weights.log().to(values).reshape(-1, *[1] * (values.dim() - 1))).logsumexp(0)
 
     def to(self, target: torch.device | torch.dtype | str) -> "Self":
         """A copy on a different device, or with a different floating dtype.
@@ -133,6 +149,14 @@ def check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(value.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, not {tuple(value.shape)}.")
     return value.detach()
+
+
+def check_weights(weights: Tensor, number: int) -> Tensor:
+    """The weights in double precision, scaled to add up to 1; raises unless there are so many, all positive."""
+    weights = check_shape("weights", weights, (number,)).cpu().double()
+    if not bool(((weights > 0) & weights.isfinite()).all()):
+        raise ValueError(f"weights must be positive and finite, not {weights.tolist()}.")
+    return weights / weights.sum()
 
 
 def check_floats(name: str, value: Any) -> None:

@@ -20,6 +20,7 @@ class ClassificationPrediction(Prediction):
     :param expected_entropy: mean over samples of the entropy, ``(N,)``.
     :param num_samples: number ``S`` of posterior samples.
     :param samples: each sample's probabilities, ``(S, N, C)``.
+    :param weights: the weight of each sample, ``(S,)``, where they differ.
 
     >>> agree, differ = torch.tensor([0.5, 0.5]), torch.eye(2)
     >>> prediction = ClassificationPrediction.from_samples(torch.stack([agree.expand(2, 2), differ], 1))
@@ -30,24 +31,34 @@ class ClassificationPrediction(Prediction):
     """
 
     def __init__(
-        self, probs: Tensor, expected_entropy: Tensor, num_samples: int, *, samples: Tensor | None = None
+        self,
+        probs: Tensor,
+        expected_entropy: Tensor,
+        num_samples: int,
+        *,
+        samples: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         if probs.dim() != 2:
             raise ValueError(f"probs must have shape (N, C), not {tuple(probs.shape)}.")
-        super().__init__(probs, probs * (1 - probs), num_samples, samples=samples)
+        super().__init__(probs, probs * (1 - probs), num_samples, samples=samples, weights=weights)
         #: mean over samples of the entropy in nats, ``(N,)``: aleatoric uncertainty
         self.expected_entropy = check_shape("expected_entropy", expected_entropy, probs.shape[:1])
 
     @classmethod
-    def from_samples(cls, samples: Tensor) -> "ClassificationPrediction":
-        """From each sample's probabilities ``(S, N, C)``, which are kept."""
+    def from_samples(cls, samples: Tensor, weights: Tensor | None = None) -> "ClassificationPrediction":
+        """From each sample's probabilities ``(S, N, C)``, which are kept, and weight ``(S,)``."""
         check_floats("samples", samples)
         if samples.dim() != 3 or len(samples) < 1:
             raise ValueError(f"samples must have shape (S, N, C) with S of at least 1, not {tuple(samples.shape)}.")
         samples = samples.detach()
         # sample by sample: the entropy terms of all at once would double the memory
-        total = sum((torch.special.entr(probs).sum(-1) for probs in samples), samples.new_zeros(()))
-        return cls(samples.mean(0), total / len(samples), len(samples), samples=samples)
+        entropies = torch.stack([torch.special.entr(probs).sum(-1) for probs in samples])  # (S, N)
+        found = cls(samples.mean(0), entropies.mean(0), len(samples), samples=samples, weights=weights)
+        if weights is not None:
+            found.mean, found.expected_entropy = found.average(samples), found.average(entropies)
+            found.variance = found.mean * (1 - found.mean)
+        return found
 
     @property
     def probs(self) -> Tensor:

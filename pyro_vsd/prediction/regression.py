@@ -1,6 +1,7 @@
 """The prediction of regression targets."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,9 +21,10 @@ _BLOCK = 2**22
 class RegressionPrediction(Prediction):
     r"""Predicted regression targets: a mixture of one Normal per sample.
 
-    .. math:: \frac1S \sum_s N(\mu_s, \sigma_s^2), \qquad
-              \mathrm{Var} = \underbrace{\textstyle\frac1S \sum_s \sigma_s^2}_{\text{aleatoric}}
-              + \underbrace{\textstyle\frac1S \sum_s (\mu_s - \bar\mu)^2}_{\text{epistemic}}
+    .. math:: \sum_s w_s N(\mu_s, \sigma_s^2), \qquad
+              \mathrm{Var} = \underbrace{\textstyle\sum_s w_s \sigma_s^2}_{\text{aleatoric}}
+              + \underbrace{\textstyle\sum_s w_s (\mu_s - \bar\mu)^2}_{\text{epistemic}}, \qquad
+              w_s = \tfrac1S \text{ by default}
 
     :param mean: predictive means, ``(N,)`` or ``(N, D)``; the other tensors without samples are shaped as this.
     :param aleatoric: mean over samples of the noise variance.
@@ -30,6 +32,7 @@ class RegressionPrediction(Prediction):
     :param num_samples: number ``S`` of posterior samples.
     :param samples: mean of each sample's Normal, ``(S, N)`` or ``(S, N, D)``.
     :param scales: standard deviation of each sample's Normal, shaped as ``samples`` or broadcast to it.
+    :param weights: the weight of each sample, ``(S,)``, where they differ.
 
     >>> prediction = RegressionPrediction.from_samples(torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5))
     >>> prediction.epistemic, prediction.aleatoric, prediction.variance
@@ -49,6 +52,7 @@ class RegressionPrediction(Prediction):
         *,
         samples: Tensor | None = None,
         scales: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         if mean.dim() not in (1, 2):
             raise ValueError(f"mean must have shape (N,) or (N, D), not {tuple(mean.shape)}.")
@@ -56,22 +60,27 @@ class RegressionPrediction(Prediction):
         self.aleatoric = check_shape("aleatoric", aleatoric, mean.shape)
         #: variance over samples of their means, shaped as ``mean``: more data lowers it
         self.epistemic = check_shape("epistemic", epistemic, mean.shape)
-        super().__init__(mean, self.aleatoric + self.epistemic, num_samples, samples=samples)
+        super().__init__(mean, self.aleatoric + self.epistemic, num_samples, samples=samples, weights=weights)
         if (samples is None) != (scales is None):
             raise ValueError("samples and scales must be given together: one of them is missing.")
         #: standard deviation of each sample's Normal, shaped as ``samples``, or None where not kept
         self.scales = None if samples is None or scales is None else _broadcast_scales(scales, samples)
 
     @classmethod
-    def from_samples(cls, samples: Tensor, scales: Tensor) -> "RegressionPrediction":
-        """From each sample's mean, ``(S, N)`` or ``(S, N, D)``, and standard deviation, broadcast to it. Keeps both."""
+    def from_samples(cls, samples: Tensor, scales: Tensor, weights: Tensor | None = None) -> "RegressionPrediction":
+        """From each sample's mean, ``(S, N)`` or ``(S, N, D)``, and standard deviation, broadcast to it. Keeps both.
+
+        :param weights: of the samples, ``(S,)``; equal by default.
+        """
         check_floats("samples", samples)
         if samples.dim() not in (2, 3) or len(samples) < 1:
             raise ValueError(f"samples must have shape (S, N) or (S, N, D) with S >= 1, not {tuple(samples.shape)}.")
         samples, scales = samples.detach(), _broadcast_scales(scales, samples)
-        mean = samples.mean(0)
-        epistemic = (samples - mean).square().mean(0)  # var() would warn of a prediction without rows
-        return cls(mean, scales.square().mean(0), epistemic, len(samples), samples=samples, scales=scales)
+        average = Prediction(samples[0], samples[0], len(samples), weights=weights).average
+        mean = average(samples)
+        epistemic = average((samples - mean).square())  # var() would warn of a prediction without rows
+        moments = mean, average(scales.square()), epistemic
+        return cls(*moments, len(samples), samples=samples, scales=scales, weights=weights)
 
     def log_prob(self, y: Array) -> Tensor:
         r"""Log of the mean density :math:`\log \frac1S \sum_s \prod_d N(y_d; \mu_{sd}, \sigma_{sd}^2)`, ``(N,)``.
@@ -84,7 +93,7 @@ class RegressionPrediction(Prediction):
             z = (target[rows] - samples[:, rows]) / scales[:, rows]
             density = -0.5 * z.square() - scales[:, rows].log() - 0.5 * math.log(2 * math.pi)
             joint = density if density.dim() == 2 else density.sum(-1)  # (S, rows)
-            out[rows] = joint.logsumexp(0) - math.log(self.num_samples)
+            out[rows] = self.log_average(joint)
         return out
 
     def cdf(self, y: Array) -> Tensor:
@@ -92,7 +101,7 @@ class RegressionPrediction(Prediction):
         (samples, scales), target = self.require_samples("cdf"), self._target(y)
         out = torch.empty_like(self.mean)
         for rows in self.row_blocks():
-            out[rows] = normal_cdf((target[rows] - samples[:, rows]) / scales[:, rows]).mean(0)
+            out[rows] = self.average(normal_cdf((target[rows] - samples[:, rows]) / scales[:, rows]))
         return out
 
     def quantile(self, q: float | Tensor | list[float]) -> Tensor:
@@ -109,7 +118,7 @@ class RegressionPrediction(Prediction):
         for rows in self.row_blocks():
             loc, scale = samples[:, rows].double(), scales[:, rows].double()
             for level, result in zip(flat.tolist(), out, strict=True):
-                result[rows] = mixture_quantile(level, loc, scale).to(out.dtype)
+                result[rows] = mixture_quantile(level, loc, scale, self.average).to(out.dtype)
         return out.reshape(*levels.shape, *self.mean.shape)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -145,7 +154,7 @@ class RegressionPrediction(Prediction):
         samples = None if self.samples is None else a * self.samples + b
         scales = None if self.scales is None else a * self.scales
         moments = a * self.mean + b, a.square() * self.aleatoric, a.square() * self.epistemic
-        return type(self)(*moments, self.num_samples, samples=samples, scales=scales)
+        return type(self)(*moments, self.num_samples, samples=samples, scales=scales, weights=self.weights)
 
     def _target(self, y: Array) -> Tensor:
         """Targets shaped as the mean; bool targets get its dtype, so that they can be subtracted from."""
@@ -197,18 +206,18 @@ def normal_cdf(z: Tensor) -> Tensor:
     return 0.5 * torch.erfc(-math.sqrt(0.5) * z)  # exact far below zero too, and over twice as fast as ndtr
 
 
-def mixture_quantile(level: float, loc: Tensor, scale: Tensor) -> Tensor:
-    """Root in x of mean_s Phi((x - loc_s) / scale_s) = level, by Newton steps that a bracket keeps in bounds."""
+def mixture_quantile(level: float, loc: Tensor, scale: Tensor, average: Callable[[Tensor], Tensor]) -> Tensor:
+    """Root in x of average_s Phi((x - loc_s) / scale_s) = level, by Newton steps that a bracket keeps in bounds."""
     if level > 0.5:  # Phi is exact relative to itself in the lower tail only
-        return -mixture_quantile(1 - level, -loc, scale)
+        return -mixture_quantile(1 - level, -loc, scale, average)
     ends = loc + scale * torch.special.ndtri(loc.new_tensor(level))  # (S, ...)
     lower, upper = ends.amin(0), ends.amax(0)  # the mixture's quantile lies between those of its components
     x, step, eps = (lower + upper) / 2, upper - lower, torch.finfo(loc.dtype).eps
     # every step at least halves the last Newton step or the bracket, each of which 64 halvings bring to nothing
     for _ in range(128):
         z = (x - loc) / scale
-        excess = normal_cdf(z).mean(0) - level
-        density = (torch.exp(-0.5 * z.square()) / scale).mean(0) / math.sqrt(2 * math.pi)
+        excess = average(normal_cdf(z)) - level
+        density = average(torch.exp(-0.5 * z.square()) / scale) / math.sqrt(2 * math.pi)
         lower, upper = torch.where(excess < 0, x, lower), torch.where(excess < 0, upper, x)
         newton = x - excess / density
         good = (newton >= lower) & (newton <= upper) & ((newton - x).abs() <= 0.5 * step.abs())

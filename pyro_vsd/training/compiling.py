@@ -20,7 +20,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_vsd._utils import capturing, check_choice
 from pyro_vsd.infer import VSD_ELBO
 
-__all__ = ["CompiledLoss", "CompiledStep", "compile_step", "steps_not_counted"]
+__all__ = [
+    "CompiledLoss",
+    "CompiledStep",
+    "Program",
+    "close",
+    "compile_step",
+    "first_line",
+    "replay",
+    "steps_not_counted",
+]
 
 # Each new shape or mode costs a compilation: after this many, further ones run eagerly.
 _MOST = 4
@@ -145,7 +154,7 @@ class CompiledLoss:
         self.reason: str | None = None
         self.choices: dict[int, str] = {}
         self.announce = _to_terminal
-        self._programs: dict[Any, _Program] = {}
+        self._programs: dict[Any, Program] = {}
         self._captures = 0
         self._refused: dict[Any, str] = {}
 
@@ -164,7 +173,7 @@ class CompiledLoss:
         except Exception as error:  # labels out of range, for instance
             loss = self.eager(args, kwargs, share)  # raises in the model's own words
             del self._programs[key]
-            self._refuse(key, _first_line(error))
+            self._refuse(key, first_line(error))
             return loss
 
     def differentiable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -213,7 +222,7 @@ class CompiledLoss:
         return (shapes, torch.is_autocast_enabled(device), torch.get_default_dtype(), _Unhashable.wrap(rest)), tensors
 
     def _carefully(
-        self, key: Any, program: "_Program | None", args: Any, kwargs: Any, tensors: list[Tensor], share: float
+        self, key: Any, program: "Program | None", args: Any, kwargs: Any, tensors: list[Tensor], share: float
     ) -> Tensor:
         """A call of a program that is new, or that is to be made."""
         reason = self._refused.get(key)
@@ -240,7 +249,7 @@ class CompiledLoss:
                 if call is not program.call:
                     before.put_back()
         except Exception as error:  # whatever the model, the tracer or the compiler raises
-            reason = _first_line(error)
+            reason = first_line(error)
         if reason is None:
             assert program is not None
             program.compared += 1
@@ -283,7 +292,7 @@ class CompiledLoss:
         warnings.warn(f"the training step is not compiled and runs eagerly: {reason}.", stacklevel=6)
         return reason
 
-    def _time(self, args: Any, kwargs: Any, program: "_Program | None" = None, tensors: Any = None) -> float:
+    def _time(self, args: Any, kwargs: Any, program: "Program | None" = None, tensors: Any = None) -> float:
         """Seconds of an evaluation, which leaves nothing behind."""
         parameters = [p for p in self.loss.parameters() if p.requires_grad]
         state, seconds = _State(self.loss, parameters), []
@@ -296,7 +305,7 @@ class CompiledLoss:
             p.grad = gradient
         return statistics.median(seconds)
 
-    def _race(self, key: Any, program: "_Program", args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+    def _race(self, key: Any, program: "Program", args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         """Leaves a program that is no faster than the eager loss."""
         pieces = _pieces(self.elbo)
         eager, compiled = self._time(args, kwargs), self._time(args, kwargs, program, tensors)
@@ -306,9 +315,9 @@ class CompiledLoss:
             self.choices[_rows(tensors)] = "eager"
             self._refused[key] = "the eager step is as fast"
 
-    def _program(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> "_Program":
+    def _program(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> "Program":
         """A new program, compiled if that is asked for or pays."""
-        program = _Program(self.loss, args, kwargs, tensors)
+        program = Program(self.loss, args, kwargs, tensors)
         if self.steps is None:
             if self.mode == "compile":
                 self._compile(program, tensors)
@@ -329,12 +338,12 @@ class CompiledLoss:
             program.reason = program.reason or _TOO_FEW
         return program
 
-    def _compile(self, program: "_Program", tensors: list[Tensor]) -> None:
+    def _compile(self, program: "Program", tensors: list[Tensor]) -> None:
         self.announce(f"compiling the training step: about {_COMPILATION:.0f} s, once")
         try:
             program.compile(tensors)
         except Exception as error:  # no C++ compiler, for instance
-            program.reason = _first_line(error)
+            program.reason = first_line(error)
             warnings.warn(
                 f"the training step is not compiled: {program.reason}. Its captured operators run one by one.",
                 stacklevel=6,
@@ -345,7 +354,7 @@ def _rows(tensors: list[Tensor]) -> int:
     return len(tensors[0]) if tensors and tensors[0].dim() else 0
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
@@ -404,12 +413,12 @@ class _State:
             "buffers": [(a[1], b[1]) for a, b in zip(self.buffers, other.buffers, strict=True)],
         }
         for name, values in pairs.items():
-            if values and not _close(values, tolerance):
+            if values and not close(values, tolerance):
                 return f"its {name} differ from those of the eager step (a branch on data, or a hook?)"
         return None
 
 
-def _close(pairs: list[tuple[Tensor, Tensor]], tolerance: dict[torch.dtype, float]) -> bool:
+def close(pairs: list[tuple[Tensor, Tensor]], tolerance: dict[torch.dtype, float] = _COMPILED) -> bool:
     norms = [float(b.nan_to_num(0.0, 0.0, 0.0).double().norm()) for _, b in pairs]
     for (a, b), norm in zip(pairs, norms, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype or not torch.equal(a.isfinite(), b.isfinite()):
@@ -449,7 +458,7 @@ def _put_pieces(elbo: Any, pieces: dict[str, Any]) -> None:
 # ---- the program
 
 
-class _Program:
+class Program:
     """The loss, its gradients and terms as one graph of torch's operators.
 
     Every tensor from outside (parameters, buffers, constants of the model) is an input, so that only plain Python
@@ -486,7 +495,7 @@ class _Program:
         self._weight_tensor = torch.ones((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
         with pyro.validation_enabled(False), steps_not_counted(self.elbo), capturing(), enable_python_dispatcher():
             graph = make_fx(objective)(self._weight_tensor, *tensors)
-        self._graph, self.constants = _lift(graph)
+        self.graph, self.constants = _lift(graph)
         modules = [vars(module) for module in loss.modules()]
         plain = [[key for key, value in m.items() if not isinstance(value, (dict, list, set))] for m in modules]
         self._attributes = [partial(itemgetter("training", *keys), m) for m, keys in zip(modules, plain, strict=True)]
@@ -494,10 +503,10 @@ class _Program:
         self._hooks = [m[part] for m in modules for part in ("_forward_hooks", "_forward_pre_hooks")]
         self._trained = list(loss.parameters())
         self.refresh()
-        self.call = self.captured = _replay(self._graph, [self._weight_tensor, *tensors, *self.constants])
+        self.call = self.captured = replay(self.graph, [self._weight_tensor, *tensors, *self.constants])
 
     def compile(self, tensors: list[Tensor]) -> None:
-        self.call = _compile(self._graph, [self._weight_tensor, *tensors, *self.constants])
+        self.call = _compile(self.graph, [self._weight_tensor, *tensors, *self.constants])
         self.compiled = True
 
     def checks(self) -> list[tuple[Callable[..., Any], dict[torch.dtype, float]]]:
@@ -553,7 +562,7 @@ def _compile(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     return compiled
 
 
-def _replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+def replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     """The captured operators, one after the other: by TorchScript's interpreter, which calls them twice as fast as
     Python does, where its tracer knows them all (not the gradient of a convolution)."""
     with torch.no_grad(), warnings.catch_warnings():
@@ -562,8 +571,8 @@ def _replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
             traced: Any = torch.jit.trace(lambda *given: tuple(graph(*given)), tuple(inputs), check_trace=False)
         except (AttributeError, RuntimeError):
             traced = graph.forward
-    replay: Callable[..., Any] = traced
-    return replay
+    run: Callable[..., Any] = traced
+    return run
 
 
 def _lift(graph: Any) -> tuple[Any, list[Tensor]]:

@@ -16,7 +16,7 @@ from pyro.infer import SVI
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import nn, optim
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm import tqdm
 
 from pyro_vsd._utils import check_choice, check_integer, check_nonnegative, map_tensors, mix_seed
@@ -35,12 +35,14 @@ from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
 from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
+from pyro_vsd.training.lengths import auto_epochs, auto_rate, cosine
 
-__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "make_optimizer"]
+__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "interrupts", "make_optimizer"]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
 LOOK_EVERY = 50
 # One rate for all: noise variances that learn several times faster than the weights collapse where the KL is light.
+# Without a schedule of ours: that of the optimisers themselves.
 _RATE = 1e-3
 
 
@@ -95,7 +97,7 @@ def fit(
     guide: Any,
     data: Any,
     *,
-    epochs: int,
+    epochs: int | None = None,
     optimizer: Any = None,
     scheduler: Any = None,
     scheduler_interval: str = "epoch",
@@ -121,10 +123,12 @@ def fit(
     noise; the gradient is that of all rows together. The first one saves, to a file that all can read.
 
     :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
-    :param epochs: passes over the data, including those before a resumed checkpoint.
+    :param epochs: passes over the data, including those before a resumed checkpoint. By default as many as make 3,000
+        steps, more for more than 1,000 rows.
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
-        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all. Parameters that a function
-        keeps in Pyro's store need Pyro's optimisers.
+        that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all: without a scheduler either,
+        it falls along a cosine to zero, from 0.01 or for 20,000 rows and more from 0.001; with one it is 0.001.
+        Parameters that a function keeps in Pyro's store need Pyro's optimisers.
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
         ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
@@ -154,8 +158,10 @@ def fit(
     >>> len(history), sorted(history[-1])
     (3, ['epoch', 'kl', 'kl_weight', 'log_likelihood', 'loss', 'lr', 'validation'])
     """
-    check_integer("epochs", epochs, 1)
+    if epochs is not None:
+        check_integer("epochs", epochs, 1)
     check_integer("accumulate", accumulate, 1)
+    check_choice("scheduler_interval", scheduler_interval, ("epoch", "batch"))
     if not isinstance(compile, bool):
         check_choice("compile", compile, ("auto",))
     if seed is not None:
@@ -190,6 +196,15 @@ def fit(
                 args, kwargs = arguments(first)
                 with torch.no_grad():
                     getattr(guide, "setup", guide)(*args, **kwargs)
+        steps = batches.num_steps(accumulate, group.size)
+        if epochs is None and steps is None:
+            raise ValueError("epochs must be given for data of unknown length.")
+        if steps is not None:
+            size = batches.num_rows or steps * batches.batch_size
+            epochs = auto_epochs(size, steps) if epochs is None else epochs
+            if optimizer is None and scheduler is None and isinstance(model, nn.Module):
+                scheduler, scheduler_interval = _cosine_to_zero(auto_rate(size), epochs * steps), "batch"
+        assert epochs is not None
         run = _Run(
             model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
@@ -197,12 +212,12 @@ def fit(
         )  # fmt: skip
         if checkpoint is not None and checkpoint.resume and group.same(os.path.exists(checkpoint.path)):
             run.resume(seed)
-        with _interrupts() as pressed:
+        with interrupts() as pressed:
             return run.train(pressed, progress)
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
+def interrupts() -> Iterator[list[int]]:
     """The first Ctrl-C is noted in the list, since half a step would update half of the parameters; the second raises.
 
     Replaces Python's own handler only, and in the main thread only.
@@ -249,6 +264,11 @@ def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.O
     if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
         raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {type(optimizer).__name__}.")
     return optimizer
+
+
+def _cosine_to_zero(rate: float, steps: int) -> Callable[[optim.Optimizer], Any]:
+    """A schedule of the default optimiser, from this rate to zero."""
+    return lambda optimizer: LambdaLR(optimizer, lambda step: rate / _RATE * cosine(min(step, steps), steps))
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
@@ -335,7 +355,6 @@ class _Run:
         accumulate: int, validation: Any, samples: int, stopping: EarlyStopping | None, checkpoint: Checkpoint | None,
         callbacks: list[Callable[[History], Any]], seed: int, group: Group, compile: bool | str, epochs: int,
     ):  # fmt: skip
-        check_choice("scheduler_interval", interval, ("epoch", "batch"))
         self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
         self.accumulate, self.validation, self.samples, self.stopping = accumulate, validation, samples, stopping
         self.checkpoint, self.callbacks, self.group = checkpoint, callbacks, group

@@ -20,7 +20,7 @@ from tests.training.test_load import count_tensors
 @pytest.fixture
 def replayed(monkeypatch):
     """The captured operators run as they are, without a compiler."""
-    monkeypatch.setattr(compiling, "_compile", compiling._replay)
+    monkeypatch.setattr(compiling, "_compile", compiling.replay)
 
 
 def images():
@@ -460,7 +460,7 @@ def test_a_short_run_is_not_captured(monkeypatch):
     def never(*_):
         raise AssertionError("captured")
 
-    monkeypatch.setattr(compiling, "_Program", never)
+    monkeypatch.setattr(compiling, "Program", never)
     fitted("auto")
 
 
@@ -473,7 +473,7 @@ def timed(monkeypatch, captured, compiled, compilation=1e-3):
 
     def compile(graph, inputs):
         made.append(graph)
-        return compiling._replay(graph, inputs)
+        return compiling.replay(graph, inputs)
 
     monkeypatch.setattr(compiling.CompiledLoss, "_time", seconds)
     monkeypatch.setattr(compiling, "_CAPTURE_STEPS", 0)

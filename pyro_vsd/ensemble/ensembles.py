@@ -1,0 +1,413 @@
+"""``vsd.Ensemble``: several networks, each from its own start and with its own weight of the KL, stacked."""
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pyro_vsd._utils import check_integer, check_positive, mix_seed, num_rows, take_rows
+from pyro_vsd.ensemble.contributions import Contributions
+from pyro_vsd.ensemble.members import Member, kl_weights, make_members, silence
+from pyro_vsd.ensemble.rows import as_rows, joined, split
+from pyro_vsd.ensemble.training import Run, states_of
+from pyro_vsd.infer import predict
+from pyro_vsd.prediction import Prediction, RegressionPrediction, Stacking, mixture, stack
+from pyro_vsd.prediction.stacking import FEWEST_FOR_WEIGHTS, with_factor
+from pyro_vsd.training.checkpoint import check_rng_state, read_archive, to_plain, write_archive
+from pyro_vsd.training.data import Batches, arguments
+from pyro_vsd.training.fitting import Checkpoint, interrupts
+from pyro_vsd.training.history import History
+from pyro_vsd.training.lengths import auto_batch_size, auto_epochs, auto_rate
+
+__all__ = ["Ensemble"]
+
+# Samples of each member for stacking, fewer where all would take more than this many numbers.
+_SAMPLES, _FEWEST, _NUMBERS = 100, 10, 2**26
+
+
+class Ensemble:
+    r"""Several networks, each from its own start and with its own weight λ of the KL, mixed by stacking.
+
+    .. math:: p(y \mid x) = \sum_m w_m \frac1{S_m} \sum_s p_m(y \mid x, W_{ms}; f_m)
+
+    No λ has to be chosen: the weights w, and a factor f of each member's σ (a temperature for classes), are those with
+    which the *mixture* gives held-out rows the highest density (:func:`~pyro_vsd.prediction.stack`).
+
+    All members see the same batches, each draws its own noise. Where the network can be captured, they train as one
+    program: five members of a small network take less than one and a half times as long as one. Convolutions, batch
+    normalisation and code that branches on data train one after the other, step by step.
+
+    :param model_or_factory: a model, which is copied and started anew for each member (``reset_parameters`` of its
+        layers); or a function without arguments that makes one, called once for each member. Its ``num_data`` is set to
+        the rows that it is trained on.
+    :param members: how many.
+    :param kl_weight: λ of the members: one for each, a number or a schedule (:mod:`pyro_vsd.infer.schedules`), ``None``
+        for a plain member without noise; or one for all; ``"spread"`` goes from 0.03 to 3.
+    :param seed: of starts, batches, noise and held-out rows.
+    :param guide_options: those of :class:`~pyro_vsd.infer.VSDGuide`.
+
+    :ivar members: the pairs ``(model, guide)``.
+    :ivar stacking: weights, factors and held-out scores (:class:`~pyro_vsd.prediction.Stacking`).
+    :ivar history: a record of each epoch: ``epoch``, ``loss`` (the members' mean), ``losses``, ``lr``, and ``refit``.
+    :ivar reason: why the members are not trained as one program; ``None`` if they are.
+
+    >>> train, test = vsd.datasets.cubic()
+    >>> net = vsd.nn.bayesianize(vsd.nn.mlp([1, 10, 1]))
+    >>> model = vsd.nn.Regressor(net, num_data=len(train), noise="learned")
+    >>> ensemble = vsd.Ensemble(model, members=3).fit(train, epochs=3, validation=None)
+    >>> ensemble.predict(test.x, num_samples=30)
+    RegressionPrediction(mean=(...,), num_samples=30, samples kept)
+    """
+
+    def __init__(
+        self,
+        model_or_factory: nn.Module | Callable[[], nn.Module],
+        members: int = 5,
+        kl_weight: float | str | None | Sequence[Any] | Callable[[int], float] = "spread",
+        seed: int = 0,
+        **guide_options: Any,
+    ):
+        if not callable(model_or_factory):
+            kind = type(model_or_factory).__name__
+            raise TypeError(f"model_or_factory must be a model or a function that makes one, not a {kind}.")
+        check_integer("seed", seed)
+        self.kl_weight = kl_weights(members, kl_weight)
+        self.seed = int(seed)
+        self.members: list[Member] = make_members(model_or_factory, self.kl_weight, self.seed, guide_options)
+        self.stacking = Stacking.equal(members)
+        self.history = History()
+        self.reason: str | None = None
+        self._start: list[dict[str, Any]] | None = None
+
+    @property
+    def weights(self) -> Tensor:
+        """The members' weights in the mixture, ``(M,)``."""
+        return self.stacking.weights
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __repr__(self) -> str:
+        names = ["plain" if w is None else "schedule" if callable(w) else f"{w:.3g}" for w in self.kl_weight]
+        weights = ", ".join(f"{w:.2f}" for w in self.weights.tolist())
+        return f"Ensemble(members={len(self)}, kl_weight=[{', '.join(names)}], weights=[{weights}])"
+
+    # ---- training
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        validation: Any = 0.15,
+        epochs: int | None = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        refit: bool = True,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> "Ensemble":
+        """Trains the members, each from its start, and fits the mixture on held-out rows.
+
+        With ``refit`` the members are trained twice: without the held-out rows, to fit the mixture, and on all rows.
+        Adam's rate falls to zero along a cosine. Ctrl-C ends training after the current step, saves the checkpoint and
+        returns; ``history.stopped`` is then ``"interrupt"``.
+
+        :param data: ``vsd.datasets.Data`` or a tuple of tensors ``(x, y)``.
+        :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
+            as trained. With fewer than 50 held-out rows the weights are equal.
+        :param epochs: passes over the data. By default as many as make 3,000 steps, more for more than 1,000 rows.
+        :param lr: Adam's rate at the start; by default 0.01, and 0.001 for 20,000 rows and more.
+        :param batch_size: most rows in a batch; by default a tenth of the rows, and between 8 and 100.
+        :param refit: whether to train again on all rows, those of ``validation`` included, with the weights kept.
+        :param checkpoint: a path or a :class:`~pyro_vsd.training.Checkpoint`. If the file exists, training continues
+            from it, on the CPU bit for bit.
+        :param progress: a progress bar; by default only in a terminal.
+        :returns: the ensemble.
+        """
+        if epochs is not None:
+            check_integer("epochs", epochs, 1)
+        if batch_size is not None:
+            check_integer("batch_size", batch_size, 1)
+        if lr is not None:
+            check_positive("lr", lr)
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(checkpoint)
+        rows = as_rows(data, "data")
+        train, held_out = split(rows, validation, mix_seed(self.seed, -3))
+        self._set_up(train)
+        passes = [train] if held_out is None or not refit else [train, joined(train, held_out)]
+        self.history, self.stacking = History(), Stacking.equal(len(self))
+        saved = None
+        if checkpoint is not None and checkpoint.resume and os.path.exists(checkpoint.path):
+            saved = checkpoint.path
+        with torch.random.fork_rng(devices=_devices(self.members)), interrupts() as pressed:
+            runs = [self._run(part, epochs, lr, batch_size, number) for number, part in enumerate(passes)]
+            fitting = _Fitting(self, runs, held_out, checkpoint, progress, pressed)
+            if saved is not None:
+                fitting.resume(saved)
+            fitting.train()
+        return self
+
+    def _set_up(self, rows: Any) -> None:
+        """Parameters of all guides, as they start; those of plain members without noise."""
+        if self._start is None:
+            device = next((p.device for model, _ in self.members for p in model.parameters()), None)
+            args, kwargs = arguments(take_rows(rows, slice(0, 2)), device)
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                for m, (_, guide) in enumerate(self.members):
+                    torch.manual_seed(mix_seed(self.seed, m))
+                    guide.setup(*args, **kwargs)
+            for (_, guide), weight in zip(self.members, self.kl_weight, strict=True):
+                if weight is None:
+                    silence(guide)
+            self._start = states_of(self.members)
+
+    def _run(self, rows: Any, epochs: int | None, lr: float | None, batch_size: int | None, number: int) -> Run:
+        count = num_rows(rows)
+        batches = Batches(rows, batch_size or auto_batch_size(count))
+        weights = [0.0 if weight is None else weight for weight in self.kl_weight]
+        length = epochs or auto_epochs(count, batches.num_steps() or 1)
+        return Run(self.members, weights, batches, length, lr or auto_rate(count), mix_seed(self.seed, -10 - number))
+
+    # ---- prediction
+
+    def predict(
+        self,
+        *inputs: Any,
+        num_samples: int = 100,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        keep_samples: bool = True,
+        progress: bool | None = None,
+    ) -> Prediction:
+        """The mixture's predictive distribution of every row, an ordinary prediction.
+
+        Samples are spread over the members by weight, at least one of each; a plain member has only one.
+        ``prediction.weights`` makes the mixture exact. The options are those of :func:`~pyro_vsd.infer.predict`.
+
+        :param num_samples: of all members together.
+        """
+        check_integer("num_samples", num_samples, len(self))
+        found = self.member_predictions(
+            *inputs, num_samples=self._shares(num_samples), batch_size=batch_size, seed=seed, progress=progress
+        )
+        prediction = self.stacking.mix(found)
+        if not keep_samples:
+            prediction.samples = prediction.components = None
+            if isinstance(prediction, RegressionPrediction):
+                prediction.scales = None
+        return prediction
+
+    def member_predictions(
+        self, *inputs: Any, num_samples: int | Sequence[int] = 100, seed: int | None = None, **options: Any
+    ) -> list[Prediction]:
+        """The prediction of each member alone, as trained: without weights and factors.
+
+        :param num_samples: of each, a number or one for each; a plain member has one.
+        """
+        numbers = [num_samples] * len(self) if isinstance(num_samples, int) else list(num_samples)
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        return [
+            predict(
+                model, guide, *inputs, num_samples=1 if self.kl_weight[m] is None else numbers[m],
+                seed=mix_seed(seed, m), **options,
+            )
+            for m, (model, guide) in enumerate(self.members)
+        ]  # fmt: skip
+
+    def _shares(self, num_samples: int) -> list[int]:
+        """Samples of each member: in proportion to the weights, at least one, a single one of plain members."""
+        noisy = [m for m, weight in enumerate(self.kl_weight) if weight is not None]
+        counts = [1] * len(self)
+        weights = self.weights.tolist()
+        for _ in range(num_samples - len(self) if noisy else 0):
+            # where a sample stands for most
+            m = max(noisy, key=lambda m: weights[m] / counts[m])
+            counts[m] += 1
+        return counts
+
+    # ---- judging
+
+    def diagnose(self, data: Any, *, num_samples: int = 100, seed: int = 0) -> Contributions:
+        """What each member contributes to the mixture on these rows, best ones that it was not trained on.
+
+        :param data: ``vsd.datasets.Data`` or a tuple ``(x, y)``.
+        :param num_samples: of each member.
+
+        >>> train, test = vsd.datasets.cubic()
+        >>> model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([1, 10, 1])), num_data=len(train), noise="learned")
+        >>> ensemble = vsd.Ensemble(model, members=2, kl_weight=[1.0, None]).fit(train, epochs=3, validation=None)
+        >>> [member["weight"] for member in ensemble.diagnose(test).members]
+        [0.5, 0.5]
+        """
+        *inputs, y = as_rows(data, "data")
+        found = self.member_predictions(*inputs, num_samples=num_samples, seed=seed)
+        parts = [with_factor(p, f) for p, f in zip(found, self.stacking.factors.tolist(), strict=True)]
+
+        def score(chosen: list[int]) -> float:
+            mixed = mixture([parts[m] for m in chosen], self.weights[chosen])
+            return float(mixed.log_prob(y).double().mean())
+
+        all_members = list(range(len(self)))
+        whole, members = score(all_members), []
+        for m in all_members:
+            others = [other for other in all_members if other != m]
+            entry = {"kl_weight": self.kl_weight[m], "weight": float(self.weights[m])}
+            entry |= {"factor": float(self.stacking.factors[m]), "score": score([m])}
+            members.append(entry | {"gain": whole - score(others) if others else float("nan")})
+        return Contributions(members, whole, len(y))
+
+    # ---- states
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that :meth:`predict` needs: parameters and buffers of each member, weights and factors."""
+        return {"members": states_of(self.members), "stacking": asdict(self.stacking)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` gave into an ensemble that was made in the same way."""
+        if len(state["members"]) != len(self):
+            raise ValueError(f"state is that of {len(state['members'])} members, and this ensemble has {len(self)}.")
+        for (model, guide), own in zip(self.members, state["members"], strict=True):
+            model.load_state_dict(own["model"])
+            with torch.random.fork_rng(devices=[]):
+                guide.load_state_dict(own["guide"])
+        self.stacking = Stacking(**state["stacking"])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for model, guide in self.members:  # a guide is pickled without its model
+            guide._model = (model,)
+
+
+class _Fitting:
+    """Training once or twice, and stacking between; saved and continued."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        runs: list[Run],
+        held_out: Any,
+        checkpoint: Checkpoint | None,
+        progress: bool | None,
+        pressed: list[int],
+    ):
+        self.ensemble, self.runs, self.held_out, self.checkpoint = ensemble, runs, held_out, checkpoint
+        self.progress, self.pressed = progress, pressed
+        self.number, self.run = 0, runs[0]
+        self.resumed = False
+        self.settings: dict[str, Any] = {
+            "kl_weight": [str(w) if callable(w) else w for w in ensemble.kl_weight],
+            "seed": ensemble.seed, "lr": runs[0].lr,
+            "runs": [[run.epochs, run.batches.batch_size, run.batches.num_rows] for run in runs],
+        }  # fmt: skip
+
+    def train(self) -> None:
+        ensemble, disable = self.ensemble, None if self.progress is None else not self.progress
+        total = sum(run.steps for run in self.runs)
+        before = sum(run.steps for run in self.runs[: self.number]) + self.run.step
+        with tqdm(total=total, initial=before, desc="fit", unit="step", disable=disable) as self.bar:
+            for number in range(self.number, len(self.runs)):
+                self.number, self.run = number, self.runs[number]
+                for model, _ in ensemble.members:
+                    if hasattr(model, "num_data"):
+                        model.num_data = self.run.batches.num_rows
+                if not self.resumed:
+                    self._begin()
+                self.resumed = False
+                finished = self.run.train(self._after_step)
+                self.run.finish()
+                self._record()
+                if not finished:
+                    ensemble.history.stopped = "interrupt"
+                    return
+                if self.held_out is not None:
+                    self._stack()
+
+    def _begin(self) -> None:
+        ensemble = self.ensemble
+        assert ensemble._start is not None
+        for (model, guide), own in zip(ensemble.members, ensemble._start, strict=True):
+            model.load_state_dict(own["model"])
+            guide.load_state_dict(own["guide"])
+        torch.manual_seed(self.run.seed)
+        self.run.start(ensemble.reason if self.number else None)
+        if self.run.reason is not None and not self.number:
+            self._say(f"the members are trained one after the other: {self.run.reason}.")
+        ensemble.reason = self.run.reason
+
+    def _say(self, text: str) -> None:
+        if self.bar.disable:
+            warnings.warn(text, stacklevel=5)
+        else:
+            self.bar.write(text)
+
+    def _after_step(self) -> bool:
+        self.bar.update()
+        stop, every = bool(self.pressed), self.checkpoint
+        if every is not None:
+            due = every.every_steps is not None and self.run.step % every.every_steps == 0
+            due |= self.run.done == 0 and self.run.epoch % every.every_epochs == 0
+            if due or stop or self.run.epoch == self.run.epochs:
+                self._save()
+        return stop
+
+    def _record(self) -> None:
+        records = [{**record, "refit": n > 0} for n, run in enumerate(self.runs) for record in run.records]
+        self.ensemble.history = History(records)
+
+    def _stack(self) -> None:
+        """Weights and factors from the held-out rows; after training again, each σ at the level they gave it."""
+        ensemble, (*inputs, y) = self.ensemble, arguments(self.held_out, self.run.device)[0]
+        row = predict(*ensemble.members[0], *take_rows(tuple(inputs), slice(0, 1)), num_samples=1, seed=0)
+        samples = min(_SAMPLES, max(_FEWEST, _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))))
+        found = ensemble.member_predictions(*inputs, num_samples=samples, seed=ensemble.seed, progress=False)
+        if self.number:
+            ensemble.stacking = ensemble.stacking.carried_over(found)
+            return
+        ensemble.stacking = stack(found, y)
+        if not ensemble.stacking.fitted and len(ensemble) > 1:
+            self._say(f"{len(y)} held-out rows are too few to fit weights ({FEWEST_FOR_WEIGHTS}): all are equal.")
+
+    # ---- checkpoints
+
+    def _save(self) -> None:
+        assert self.checkpoint is not None
+        earlier = [run.records for run in self.runs[: self.number]]
+        content = {
+            "settings": self.settings, "number": self.number, "run": self.run.state(), "earlier": earlier,
+            "stacking": asdict(self.ensemble.stacking), "start": self.ensemble._start,
+        }  # fmt: skip
+        write_archive(self.checkpoint.path, {"ensemble": to_plain(content, "ensemble")})
+
+    def resume(self, path: Any) -> None:
+        name, content = os.fspath(path), read_archive(path)
+        advice = "Start a new run with a different path or Checkpoint(path, resume=False)."
+        try:
+            state = content["ensemble"]
+            found = state["settings"]
+            check_rng_state(state["run"]["rng"])
+            stacking = Stacking(**state["stacking"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"checkpoint: {name!r} was not written by Ensemble.fit. {advice}") from error
+        wrong = [f"{k}={found.get(k)}, not {v}" for k, v in self.settings.items() if found.get(k) != v]
+        if wrong:
+            raise ValueError(f"checkpoint: the run in {name!r} has {'; '.join(wrong)}. {advice}")
+        self.number, self.run = state["number"], self.runs[state["number"]]
+        for run, records in zip(self.runs, state["earlier"], strict=False):
+            run.records = records
+        self.ensemble.stacking, self.ensemble._start = stacking, state["start"]
+        for model, _ in self.ensemble.members:
+            if hasattr(model, "num_data"):
+                model.num_data = self.run.batches.num_rows
+        self.run.load(state["run"])
+        self.ensemble.reason, self.resumed = self.run.reason, True
+
+
+def _devices(members: list[Member]) -> list[int]:
+    return sorted({p.device.index for model, _ in members for p in model.parameters() if p.is_cuda})

@@ -1,0 +1,80 @@
+"""Making an ensemble's members: models from a factory or as copies, each with a guide."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pyro_vsd._utils import check_choice, check_integer, mix_seed
+from pyro_vsd.infer import VSD_ELBO, VSDGuide
+
+__all__ = ["SPREAD", "Member", "kl_weights", "make_members", "silence"]
+
+# λ of a member: a number, a schedule, or None for a plain one.
+KLWeight = float | Callable[[int], float] | None
+Member = tuple[Any, VSDGuide]
+
+#: λ of the members by default. Two decades: what is best differs that much between data sets.
+SPREAD = (0.03, 0.1, 0.3, 1.0, 3.0)
+# The log of a plain member's noise variances. 1 + sqrt(α) ε is 1 in double precision, and the KL still finite.
+_NONE = -80.0
+
+
+def kl_weights(members: int, kl_weight: Any) -> list[KLWeight]:
+    """λ of each member."""
+    check_integer("members", members, 1)
+    if isinstance(kl_weight, str):
+        check_choice("kl_weight", kl_weight, ("spread",))
+        if members == len(SPREAD):
+            return list(SPREAD)
+        if members == 1:
+            return [1.0]
+        ratio = (SPREAD[-1] / SPREAD[0]) ** (1 / (members - 1))
+        return [SPREAD[0] * ratio**m for m in range(members)]
+    if not isinstance(kl_weight, Sequence):
+        return [kl_weight] * members
+    if len(kl_weight) != members:
+        raise ValueError(f"kl_weight must have one entry for each of members={members}, not {len(kl_weight)}.")
+    return list(kl_weight)
+
+
+def make_members(source: Any, weights: Sequence[KLWeight], seed: int, options: dict[str, Any]) -> list[Member]:
+    """A model and its guide for each λ, each from a seed of its own; torch's generators are left as they were."""
+    for weight in weights:
+        VSD_ELBO(kl_weight=0.0 if weight is None else weight)  # which checks it
+    members: list[Member] = []
+    with torch.random.fork_rng(devices=[]):
+        for m in range(len(weights)):
+            torch.manual_seed(mix_seed(seed, m))
+            model = started_anew(copy.deepcopy(source)) if isinstance(source, nn.Module) else source()
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"model_or_factory must return a model that is a module, not a {type(model).__name__}.")
+            members.append((model, VSDGuide(model, **options)))
+    seen: dict[int, int] = {}
+    for m, (model, _) in enumerate(members):
+        for tensor in (model, *model.parameters()):
+            if seen.setdefault(id(tensor), m) != m:
+                what = "the same model" if tensor is model else "models with the same parameters"
+                raise ValueError(f"model_or_factory returns {what} twice. Make new ones in each call.")
+    return members
+
+
+def started_anew(model: nn.Module) -> nn.Module:
+    """Draws the parameters of every layer anew, in place, each as its class does when it is made."""
+    for module in model.modules():
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+    return model
+
+
+def silence(guide: VSDGuide) -> None:
+    """Takes the noise from a guide that is set up: a plain member. It stays without in training."""
+    with torch.no_grad():
+        for role in ("log_alpha", "vectors"):
+            module: Any = getattr(guide, role, None)
+            for parameter in () if module is None else module.parameters():
+                parameter.requires_grad_(False)
+                if role == "log_alpha":
+                    parameter.fill_(_NONE)

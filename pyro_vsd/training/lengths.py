@@ -1,0 +1,49 @@
+"""How long to train, and how fast, where nobody says."""
+
+import math
+
+__all__ = ["auto_batch_size", "auto_epochs", "auto_rate", "cosine"]
+
+# Where the cosine starts, with fewer rows than _MANY and with more. Networks for images are unstable at the first.
+_RATES, _MANY = (1e-2, 1e-3), 20_000
+# Steps for up to _ROWS rows; more rows get more steps, by the square root of their number.
+_STEPS, _ROWS = 3000, 1000
+# Rows in a batch: a tenth of the rows, so that small data has noisy steps too, and no more than this.
+_LEAST, _MOST = 8, 100
+
+
+def auto_batch_size(rows: int) -> int:
+    """Most rows in a batch.
+
+    >>> auto_batch_size(50), auto_batch_size(455), auto_batch_size(60_000)
+    (8, 45, 100)
+    """
+    return min(_MOST, max(_LEAST, rows // 10))
+
+
+def auto_epochs(rows: int, steps_per_epoch: int) -> int:
+    """Passes over the rows that make 3,000 steps; beyond 1,000 rows more, by the square root of their number.
+
+    >>> auto_epochs(455, 11), auto_epochs(60_000, 600)
+    (273, 39)
+    """
+    steps = _STEPS * math.sqrt(max(rows / _ROWS, 1.0))
+    return math.ceil(steps / steps_per_epoch)
+
+
+def auto_rate(rows: int) -> float:
+    """Adam's rate at the start.
+
+    >>> auto_rate(1_000), auto_rate(60_000)
+    (0.01, 0.001)
+    """
+    return _RATES[rows >= _MANY]
+
+
+def cosine(step: int, steps: int) -> float:
+    """The share of the learning rate at a step: from 1 down to 0 along half a cosine.
+
+    >>> [round(cosine(step, 4), 2) for step in range(5)]
+    [1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
