@@ -20,6 +20,7 @@ from pyro_vsd.training import compile_step, fit, load_checkpoint, save_checkpoin
 if TYPE_CHECKING:
     # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning, nor import the baselines.
     from pyro_vsd import baselines as baselines
+    from pyro_vsd import export as export
     from pyro_vsd import plots as plots
 
 __version__ = "0.1.0.dev0"
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 # Imported when first asked for, since they import more than training needs.
-_ON_REQUEST = ("baselines", "lightning", "plots", "sklearn")
+_ON_REQUEST = ("baselines", "export", "lightning", "plots", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "baselines": BELOW_BASELINES,
     "training": {"infer", "prediction", "metrics"},
     "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots", "training"},
+    "export": {"distributions", "infer", "nn"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
     "__init__": EVERYTHING,
