@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import datasets, diagnosis, distributions, infer, metrics, nn, ops, training
+from pyro_vsd import datasets, diagnosis, distributions, export, infer, metrics, nn, ops, training
 from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.distributions import coherent
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
@@ -20,7 +20,6 @@ from pyro_vsd.training import compile_step, fit, load_checkpoint, save_checkpoin
 if TYPE_CHECKING:
     # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning, nor import the baselines.
     from pyro_vsd import baselines as baselines
-    from pyro_vsd import export as export
     from pyro_vsd import plots as plots
 
 __version__ = "0.1.0.dev0"
@@ -37,6 +36,7 @@ __all__ = [
     "diagnose",
     "diagnosis",
     "distributions",
+    "export",
     "fit",
     "infer",
     "load_checkpoint",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 # Imported when first asked for, since they import more than training needs.
-_ON_REQUEST = ("baselines", "export", "lightning", "plots", "sklearn")
+_ON_REQUEST = ("baselines", "lightning", "plots", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:

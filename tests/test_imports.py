@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_vsd"
 
 BELOW_BASELINES = {"ops", "distributions", "prediction", "infer", "nn", "metrics", "datasets"}
-EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis"}
+EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis", "export"}
 
 # A room of the package (a folder or a file) and the other rooms it may import; all may import the basement.
 BASEMENT = "_utils"
