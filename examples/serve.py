@@ -109,7 +109,7 @@ def read_rows(body: bytes, row_shape: list[int]) -> np.ndarray:
 
 
 def prepare(folder: Path, epochs: int = 60, risk: float = 0.01) -> None:
-    """Trains on digits, exports, and bounds the entropy so that at most this share of the kept held-out rows is wrong."""
+    """Trains on digits, exports, and chooses the bound: of the held-out rows below it at most this share is wrong."""
     import torch
 
     import pyro_vsd as vsd

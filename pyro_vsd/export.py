@@ -51,9 +51,10 @@ def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise:
     ``"random"``            those of ``vsd.predict(model, guide, x, num_samples=draws, seed=seed)``
     ======================  ======================================================================================
 
-    All draws pass through the network at once, each with a copy of the rows. They pass one by one where the examples
-    that a weight is applied to are not the rows, or where it is used in other ways than in a layer (a tied embedding):
-    then a program has a copy of the network for each draw.
+    All draws pass through the network at once, each with a copy of the rows. The first call finds out whether that is
+    possible. It is not where the examples that a weight is applied to are not the rows, where a weight is used in other
+    ways than in a layer (a tied embedding), or where rows depend on each other. Then draws pass one by one, and an
+    exported program has a copy of the network for each draw.
 
     :param model: an observation model of ``vsd.nn``, or a network from :func:`~pyro_vsd.nn.bayesianize`.
     :param guide: its :class:`~pyro_vsd.VSDGuide`, trained.
@@ -106,11 +107,14 @@ def _write_onnx(module: "Sampler", path: str | PathLike[str], example: Any) -> N
         names = list(module(example))
     batch = torch.export.Dim("batch", min=1)
     shapes = map_tensors(lambda t: {0: batch} if t.dim() else None, example)  # type: ignore[arg-type, return-value]
-    program = torch.export.export(module, (example,), dynamic_shapes=(shapes,), strict=False)
     size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-    torch.onnx.export(
-        program, f=path, dynamo=True, output_names=names, external_data=size > _MOST_BYTES, verbose=False
-    )
+    options: Any = {"output_names": names, "external_data": size > _MOST_BYTES, "verbose": False}
+    try:
+        program = torch.export.export(module, (example,), dynamic_shapes=(shapes,), strict=False)
+        torch.onnx.export(program, f=path, dynamo=True, **options)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"model: torch cannot turn its network into an ONNX program: {reason}") from error
 
 
 # ---- draws
@@ -237,12 +241,11 @@ class DrawnNetwork(nn.Module):
     def forward(self, x: Any) -> Tensor:
         noise = [self.get_buffer(f"noise_{i}") for i in range(len(self.weights))]
         if self.batched is None:
-            self.batched = self._can_batch(x, [n[:1] for n in noise])
+            self.batched = self._can_batch(x, noise)
         S = self.draws
         if not self.batched:
             return torch.stack([self._run(x, [n[s : s + 1] for n in noise]) for s in range(S)])
-        copies = map_tensors(lambda t: t.unsqueeze(0).expand(S, *t.shape).flatten(0, 1) if t.dim() else t, x)
-        out = self._run(copies, noise)
+        out = self._run(_copies(x, S), noise)
         return out.reshape(S, out.shape[0] // S, *out.shape[1:])
 
     def _run(self, x: Any, noise: list[Tensor], uses: "list[_Uses] | None" = None) -> Tensor:
@@ -257,13 +260,27 @@ class DrawnNetwork(nn.Module):
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
     def _can_batch(self, x: Any, noise: list[Tensor]) -> bool:
-        """Whether the examples that each weight is applied to are the rows."""
+        """Whether the examples that each weight is applied to are the rows, and two draws at once give what they give
+        one by one."""
+        if self.draws == 1:
+            return True
+        one = take_rows(x, torch.zeros(1, dtype=torch.long))
         for rows in (1, 2):
             uses = [_Uses([], []) for _ in self.weights]
-            self._run(take_rows(x, torch.zeros(rows, dtype=torch.long)), noise, uses)
+            self._run(_copies(one, rows), [n[:1] for n in noise], uses)
             if any(use.dense or any(n != rows for n in use.examples) for use in uses):
                 return False
-        return True
+        if torch.compiler.is_compiling():  # there are no values to compare
+            return True
+        with torch.no_grad():
+            both = self._run(_copies(one, 2), [n[:2] for n in noise])
+            each = torch.cat([self._run(one, [n[i : i + 1] for n in noise]) for i in (0, 1)])
+        return torch.allclose(both, each, rtol=1e-4, atol=1e-4 * float(each.abs().max()))
+
+
+def _copies(x: Any, n: int) -> Any:
+    """All rows n times."""
+    return map_tensors(lambda t: t.unsqueeze(0).expand(n, *t.shape).flatten(0, 1) if t.dim() else t, x)
 
 
 class Sampler(nn.Module):

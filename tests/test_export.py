@@ -60,6 +60,18 @@ class Frames(nn.Module):
         return h[:, -1] @ self.head.weight.T + self.head.bias
 
 
+class Centred(nn.Module):
+    """Rows depend on each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.head(torch.tanh(h - 0.5 * h.mean(0)))
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -89,6 +101,7 @@ CASES = {
     "rows in an unknown place": (lambda: Attention(False), TOKENS, False, {}, vsd.nn.GaussianPrior()),
     "tied": (Tied, TOKENS, False, {}, vsd.nn.GaussianPrior()),
     "frames": (Frames, torch.randn(5, 3, 4), False, {}, vsd.nn.GaussianPrior()),
+    "rows that depend on each other": (Centred, torch.randn(5, 4), False, {}, vsd.nn.GaussianPrior()),
     "two inputs": (TwoInputs, (torch.randn(5, 4), torch.randn(5, 5)), True, {}, vsd.nn.GaussianPrior()),
 }  # fmt: skip
 
@@ -345,6 +358,7 @@ def rows_of(x, n):
     return tuple(t[index] for t in x) if isinstance(x, tuple) else x[index]
 
 
+@pytest.mark.slow
 def test_exported_programs_need_neither_pyro_nor_us(tmp_path):
     paths = []
     for case in ("mlp", "noise on outputs", "attention", "tied"):
@@ -367,8 +381,11 @@ def in_single_precision(case):
     return model.float(), guide.float(), single
 
 
+SLOW = ("hierarchical", "noise on outputs", "noise on inputs", "attention", "tied", "two inputs")
+
+
 @needs_onnx
-@pytest.mark.parametrize("case", sorted(CASES.keys() - {"rows in an unknown place", "frames"}))
+@pytest.mark.parametrize("case", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_onnx_equals_torch(case, tmp_path):
     import onnx
     import onnxruntime
@@ -406,6 +423,7 @@ def test_onnx_of_numbers(tmp_path):
 
 
 @needs_onnx
+@pytest.mark.slow
 def test_an_onnx_file_holds_the_weights_once(tmp_path):
     torch.set_default_dtype(torch.float32)
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([784, 400, 400, 10])), num_data=100)
@@ -415,6 +433,21 @@ def test_an_onnx_file_holds_the_weights_once(tmp_path):
     torch.onnx.export(plain, f=tmp_path / "plain.onnx", dynamo=True, external_data=False, verbose=False)
     sizes = [(tmp_path / f"{name}.onnx").stat().st_size for name in ("sampler", "plain")]
     assert sizes[0] <= 1.15 * sizes[1]
+
+
+@needs_onnx
+def test_what_torch_cannot_capture_raises(tmp_path):
+    class Choice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(Choice()), num_data=20)
+    with pytest.raises(ValueError, match="model"):
+        vsd.export.onnx(model, vsd.VSDGuide(model), tmp_path / "model.onnx", torch.randn(2, 4))
 
 
 def test_onnx_names_the_extra(tmp_path, monkeypatch):
