@@ -6,9 +6,9 @@
 **Error** of the prediction from 32 draws, chosen in three ways, and from more random ones, against 20,000 random draws:
 root mean square over rows and seeds, as a ratio to that of 32 random draws. Half the rows of digits are noise images.
 
-**Cost** of the ONNX file of a sampler against that of the plain network: bytes, and time of a call in onnxruntime. Two
-further columns: 32 calls of the plain network with the rows of the batch, and ``vsd.predict`` with 32 samples. One
-thread, float32, medians of interleaved calls.
+**Cost** of the ONNX file of a sampler with 32 draws, as ratios: its bytes to those of the plain network's file; the
+time of a call in onnxruntime to that of one call of the plain network, of 32 calls, and of ``vsd.predict`` with 32
+samples. One thread, float32, medians of interleaved calls.
 """
 
 import argparse
@@ -138,8 +138,8 @@ def seconds(calls: dict[str, Callable[[], Any]], repeats: int = 15) -> dict[str,
 
 
 def cost() -> None:
-    print(f"| network | bytes | rows | {DRAWS} draws | of it a draw | {DRAWS} plain calls | predict |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| network | file | rows | to one plain call | to {DRAWS} plain calls | to `predict` |")
+    print("|---|---|---|---|---|---|")
     for name, (make, rows) in NETWORKS.items():
         torch.manual_seed(0)
         model = vsd.nn.Classifier(vsd.nn.bayesianize(make()), num_data=100)
@@ -163,9 +163,9 @@ def cost() -> None:
                         "predict": lambda x=x: vsd.predict(model, guide, x, num_samples=DRAWS),  # noqa: B023
                     }
                 )
-                ratio = {key: value / taken["plain"] for key, value in taken.items()}
-                print(f"| {name} | {sizes[0] / sizes[1]:.2f} | {n} | {ratio['sampler']:.1f} |", end=" ")
-                print(f"{ratio['sampler'] / DRAWS:.2f} | {ratio['loop']:.1f} | {ratio['predict']:.1f} |", flush=True)
+                one, loop, predict = (taken["sampler"] / taken[key] for key in ("plain", "loop", "predict"))
+                size = sizes[0] / sizes[1]
+                print(f"| {name} | {size:.2f} | {n} | {one:.1f} | {loop:.2f} | {predict:.2f} |", flush=True)
 
 
 def main() -> None:

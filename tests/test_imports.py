@@ -157,7 +157,7 @@ def test_no_module_is_hidden_by_a_name_of_its_package(room):
     assert [name for name in package.__all__ if name in modules and not inspect.ismodule(getattr(package, name))] == []
 
 
-USERS_OF_THE_LIBRARY = [path for folder in ("benchmarks", "tutorials") for path in sources(ROOT / folder)]
+USERS_OF_THE_LIBRARY = [path for folder in ("benchmarks", "examples", "tutorials") for path in sources(ROOT / folder)]
 
 
 @pytest.mark.parametrize("path", USERS_OF_THE_LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))

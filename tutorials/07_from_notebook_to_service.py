@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -147,7 +148,7 @@ assert latency["model"] < 32 * latency["plain"]
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-script = Path(vsd.__file__).parents[1] / "examples" / "serve.py"
+script = files(vsd).parent / "examples" / "serve.py"
 server = subprocess.Popen([sys.executable, str(script), "run", folder.name, "--port", str(port)])
 atexit.register(server.terminate)  # also where a later cell fails
 
