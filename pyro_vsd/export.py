@@ -4,6 +4,7 @@ A draw of the noise is K numbers a layer. So S draws are constants beside the we
 """
 
 import importlib.util
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -284,39 +285,54 @@ def _copies(x: Any, n: int) -> Any:
 
 
 class Sampler(nn.Module):
-    """The predictive distribution of :class:`DrawnNetwork`\\ s: what :func:`sampler` returns.
+    """The predictive distribution of :class:`DrawnNetwork`\\ s, a mixture: what :func:`sampler` returns.
 
-    :param members: networks with their draws, one for each model.
+    :param members: networks with their draws.
     :param kind: of the likelihood: ``"classes"``, ``"binary"``, ``"numbers"`` or ``"outputs"``.
+    :param weights: of the members, with sum 1; equal by default.
+    :param factors: for each member the temperature of its logits, or a factor of its σ; 1 by default.
     """
 
     weights: Tensor
+    factors: Tensor | None
 
-    def __init__(self, members: list[DrawnNetwork], kind: str):
+    def __init__(
+        self,
+        members: Sequence[DrawnNetwork],
+        kind: str,
+        weights: Sequence[float] | None = None,
+        factors: Sequence[float] | None = None,
+    ):
         super().__init__()
         self.members, self.kind = nn.ModuleList(members), kind
-        like = next(members[0].buffers())
-        draws = [member.draws for member in members]
-        weights = [1 / (len(draws) * n) for n in draws for _ in range(n)]
-        self.register_buffer("weights", torch.tensor(weights, dtype=like.dtype, device=like.device))
+        weights = weights or [1 / len(members)] * len(members)
+        like, draws = next(members[0].buffers()), torch.tensor([member.draws for member in members])
+        shares = torch.tensor(weights, dtype=like.dtype) / draws
+        self.register_buffer("weights", shares.repeat_interleave(draws).to(like))  # (draws,)
+        each = None if factors is None else torch.tensor(factors).repeat_interleave(draws).reshape(-1, 1, 1)
+        self.register_buffer("factors", None if each is None else each.to(like))  # (draws, 1, 1)
 
     def forward(self, x: Any) -> dict[str, Tensor]:
         outputs = torch.cat([member(x) for member in self.members])  # (draws, B, ...)
         if self.kind == "outputs":
             return {"samples": outputs}
+        if outputs.dim() == 2:
+            outputs = outputs.unsqueeze(-1)
         if self.kind == "numbers":
             return self._numbers(outputs)
+        logits = outputs if self.factors is None else outputs / self.factors
         if self.kind == "classes":
-            samples = outputs.softmax(-1)
+            samples = logits.softmax(-1)
         else:
-            yes = outputs.reshape(outputs.shape[:2]).sigmoid()
-            samples = torch.stack([1 - yes, yes], -1)
+            yes = logits.sigmoid()
+            samples = torch.cat([1 - yes, yes], -1)
         return {"probs": self._average(samples), "samples": samples}
 
     def _numbers(self, outputs: Tensor) -> dict[str, Tensor]:
-        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
         sigmas: Any = [member.sigma for member in self.members]
         samples, sigma = split_moments(outputs) if sigmas[0] is None else (outputs, torch.cat(sigmas))
+        if self.factors is not None:
+            sigma = sigma * self.factors
         if samples.shape[-1] == 1:
             samples, sigma = samples.squeeze(-1), sigma.squeeze(-1)
         mean = self._average(samples)

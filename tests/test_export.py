@@ -172,6 +172,25 @@ def test_other_likelihoods_give_the_outputs_of_the_network():
     torch.testing.assert_close(out["samples"].squeeze(-1).exp(), prediction.samples)
 
 
+def test_a_mixture_of_members():
+    model, guide, x = trained("mlp")
+    (a,), (b,) = (vsd.export.sampler(model, guide, draws, seed).members for draws, seed in ((4, 0), (6, 1)))
+    out = vsd.export.Sampler([a, b], "classes", weights=[0.25, 0.75], factors=[1.0, 2.0])(x)
+    first, second = a(x).softmax(-1), (b(x) / 2).softmax(-1)
+    torch.testing.assert_close(out["samples"], torch.cat([first, second]))
+    torch.testing.assert_close(out["probs"], 0.25 * first.mean(0) + 0.75 * second.mean(0))
+
+
+@pytest.mark.parametrize("noise", [0.3, "heteroscedastic"])
+def test_a_factor_of_sigma(noise):
+    net = vsd.nn.mlp([4, 6, 2 if noise == "heteroscedastic" else 1])
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(net), num_data=20, noise=noise)
+    module, x = vsd.export.sampler(model, vsd.VSDGuide(model)), torch.randn(5, 4)
+    out, wider = module(x), vsd.export.Sampler(module.members, "numbers", factors=[2.0])(x)
+    epistemic = out["samples"].var(0, correction=0)
+    torch.testing.assert_close(wider["stddev"] ** 2 - epistemic, 4 * (out["stddev"] ** 2 - epistemic))
+
+
 def test_a_network_without_likelihood_gives_its_outputs():
     net = vsd.nn.bayesianize(vsd.nn.mlp([4, 6, 2]))
     guide = vsd.VSDGuide(net).setup(torch.randn(3, 4))
