@@ -4,6 +4,7 @@ A draw of the noise is K numbers a layer. So S draws are constants beside the we
 """
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ _MOST_BYTES = 2**31 - 2**24
 
 
 def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise: str = "matched") -> "Sampler":
-    r"""The predictive distribution as a plain module: no Pyro in its call, nothing random, ready for ``torch.export``,
-    ``torch.compile`` and ONNX.
+    r"""The predictive distribution as a plain module: no Pyro in its call, nothing random, ready for ``torch.export``
+    and ONNX.
 
     The draws are made here and kept as constants, ``(draws, K)`` numbers for each weight. A call gives
 
@@ -55,7 +56,7 @@ def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise:
     All draws pass through the network at once, each with a copy of the rows. The first call finds out whether that is
     possible. It is not where the examples that a weight is applied to are not the rows, where a weight is used in other
     ways than in a layer (a tied embedding), or where rows depend on each other. Then draws pass one by one, and an
-    exported program has a copy of the network for each draw.
+    exported program has a copy of the network for each draw. A call holds the activations of draws × rows.
 
     :param model: an observation model of ``vsd.nn``, or a network from :func:`~pyro_vsd.nn.bayesianize`.
     :param guide: its :class:`~pyro_vsd.VSDGuide`, trained.
@@ -86,7 +87,7 @@ def onnx(
     noise: str = "matched",
 ) -> None:
     """Writes :func:`sampler` to an ONNX file: a fixed program without random numbers, whose outputs are named as the
-    sampler's. The first dimension of each input is free.
+    sampler's. Its input is ``x``, or ``x_0``, ``x_1`` and so on; the first dimension is free.
 
     Needs the extra ``export``. One file, or two above two gigabytes.
 
@@ -109,10 +110,12 @@ def _write_onnx(module: "Sampler", path: str | PathLike[str], example: Any) -> N
     batch = torch.export.Dim("batch", min=1)
     shapes = map_tensors(lambda t: {0: batch} if t.dim() else None, example)  # type: ignore[arg-type, return-value]
     size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-    options: Any = {"output_names": names, "external_data": size > _MOST_BYTES, "verbose": False}
+    options: Any = {"output_names": names, "dynamic_shapes": (shapes,), "external_data": size > _MOST_BYTES}
     try:
         program = torch.export.export(module, (example,), dynamic_shapes=(shapes,), strict=False)
-        torch.onnx.export(program, f=path, dynamo=True, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "# The axis name")  # all inputs share theirs
+            torch.onnx.export(program, f=path, dynamo=True, verbose=False, **options)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"model: torch cannot turn its network into an ONNX program: {reason}") from error

@@ -416,6 +416,7 @@ def test_onnx_equals_torch(case, tmp_path):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     module = vsd.export.sampler(model, guide, draws=6)
     assert [output.name for output in session.get_outputs()] == ["probs", "samples"]
+    assert session.get_outputs()[1].shape == [6, "batch", session.get_outputs()[0].shape[1]]
     for n in (1, 7, 33):
         rows = rows_of(x, n)
         tensors = rows if isinstance(rows, tuple) else (rows,)
