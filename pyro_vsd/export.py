@@ -135,33 +135,29 @@ def _drawn_network(model: nn.Module, guide: Any, draws: int, seed: int, noise: s
         posteriors = guide.draw_posteriors()
         if posteriors is None:
             raise ValueError("guide: plates, batches of weights and a forward of your own do not export.")
-        drawn = _ChosenDraws(posteriors, guide.sites, seed, draws, noise)
-        drawn.fill(draws)
-        weights = [
-            _Weight(site_name(part, site.name), tuple(f"{prefix}{key}" for key in site.keys))
-            for prefix, part in _parts(net)
+        found = [
+            (site_name(part, site.name), [f"{path}.{key}" if path else key for key in site.keys], part, site)
+            for path, part in net.named_modules()
+            if isinstance(part, BayesianNetwork)
             for site in part.weight_sites
         ]
-        known = {w.site for w in weights} | {f"{w.site}_z" for w in weights} | {"sigma"}
-        if not set(posteriors) <= known:
-            raise ValueError(f"model: {sorted(set(posteriors) - known)} are no weights from vsd.nn.bayesianize.")
-        missing = [w.site for w in weights if w.site not in posteriors]
-        if missing:
-            raise ValueError(f"guide: it has no posterior for {missing}. Is it the guide of a different model?")
+        names = [name for name, *_ in found]
+        for name, _, part, site in found:
+            shape = part.network.get_buffer(site.keys[0]).shape
+            if name not in posteriors or posteriors[name].theta.shape != shape:
+                wanted = f"{name!r} of shape {tuple(shape)}"
+                raise ValueError(f"guide: it has no weight {wanted}. Is it the guide of a different model?")
+        others = set(posteriors) - {*names, *(f"{name}_z" for name in names), "sigma"}
+        if others:
+            raise ValueError(f"model: {sorted(others)} are no weights from vsd.nn.bayesianize.")
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         if any(isinstance(part, norms) and part.running_mean is None for part in net.modules()):
             raise ValueError("model: it has batch norm without running statistics, so that rows depend on each other.")
-        network = plain_copy(net, {w.site: posteriors[w.site].theta for w in weights})
-        fixed = [
-            w._replace(noise_dim=guide.sites[w.site].noise_dim, example_dim=guide.example_dim) for w in weights
-        ]
-        return DrawnNetwork(network, fixed, [drawn.values[w.site] for w in weights], _sigma(model, drawn, draws))
-
-
-def _parts(net: BayesianNetwork) -> list[tuple[str, BayesianNetwork]]:
-    """The Bayesian networks in a network, itself included, with the prefix of their paths."""
-    found = [(path, part) for path, part in net.named_modules() if isinstance(part, BayesianNetwork)]
-    return [(f"{path}." if path else "", part) for path, part in found]
+        drawn = _ChosenDraws(posteriors, guide.sites, seed, draws, noise)
+        drawn.fill(draws)
+        network = plain_copy(net, {name: posteriors[name].theta for name in names})
+        weights = [_Weight(name, keys, guide.noise_dim(name), guide.example_dim) for name, keys, *_ in found]
+        return DrawnNetwork(network, weights, [drawn.values[name] for name in names], _sigma(model, drawn, draws))
 
 
 def _sigma(model: nn.Module, drawn: "_ChosenDraws", draws: int) -> Tensor | None:
@@ -171,7 +167,7 @@ def _sigma(model: nn.Module, drawn: "_ChosenDraws", draws: int) -> Tensor | None
     if model.noise == "latent":
         sigma = drawn.values["sigma"]
     else:
-        like = next(model.parameters())
+        like = next(iter(drawn.values.values()))
         number = model.log_sigma.exp() if model.noise == "learned" else like.new_tensor(model.noise)
         sigma = number.expand(draws, *number.shape)
     return sigma.reshape(draws, 1, -1)
@@ -213,9 +209,9 @@ class _Weight(NamedTuple):
     """A random weight: its site, its paths in the plain network, and where its noise acts."""
 
     site: str
-    keys: tuple[str, ...]
-    noise_dim: int = -1
-    example_dim: int = 0
+    keys: list[str]
+    noise_dim: int
+    example_dim: int
 
 
 class DrawnNetwork(nn.Module):

@@ -148,6 +148,13 @@ def test_numbers_are_those_of_predict(noise, outputs):
         torch.testing.assert_close(out[name], getattr(prediction, name))
 
 
+def test_numbers_of_a_network_without_parameters():
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(nn.Linear(4, 1, bias=False)), num_data=20)
+    guide, x = vsd.VSDGuide(model), torch.randn(5, 4)
+    out = vsd.export.sampler(model, guide, draws=6, seed=3, noise="random")(x)
+    torch.testing.assert_close(out["stddev"], vsd.predict(model, guide, x, num_samples=6, seed=3).stddev)
+
+
 def test_two_classes_are_those_of_predict():
     model = vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 6, 1])), num_data=20)
     model, guide = moved(model, vsd.VSDGuide(model))
@@ -294,6 +301,11 @@ def different_guide():
     return net, vsd.VSDGuide(other)
 
 
+def guide_of_other_shapes():
+    net, other = (vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp(sizes)), 20) for sizes in ([4, 5, 3], [4, 6, 3]))
+    return net, vsd.VSDGuide(other)
+
+
 def empty_guide():
     net = vsd.nn.bayesianize(vsd.nn.mlp([4, 3]))
     return net, vsd.VSDGuide(net)
@@ -316,6 +328,7 @@ def own_forward():
         (batch_statistics, ValueError, "model"),
         (foreign_guide, TypeError, "guide"),
         (different_guide, ValueError, "guide"),
+        (guide_of_other_shapes, ValueError, "guide"),
         (empty_guide, ValueError, "guide"),
         (own_forward, ValueError, "guide"),
     ],
