@@ -48,7 +48,7 @@ def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise:
     ``noise``               the draws
     ======================  ======================================================================================
     ``"matched"``           shifted and rotated so that their mean and covariance are those of the noise, as far as
-                            so many draws can have them; half the error of as many random ones
+                            so many draws can have them; about half the error of as many random ones
     ``"mirrored"``          pairs ``1 + e`` and ``1 - e``
     ``"random"``            those of ``vsd.predict(model, guide, x, num_samples=draws, seed=seed)``
     ======================  ======================================================================================
@@ -134,7 +134,7 @@ def _drawn_network(model: nn.Module, guide: Any, draws: int, seed: int, noise: s
     with torch.no_grad():
         posteriors = guide.draw_posteriors()
         if posteriors is None:
-            raise ValueError("guide: plates, batches of weights and a forward of your own do not export.")
+            raise ValueError("guide: hooks, plates, and a forward of your own do not export.")
         found = [
             (site_name(part, site.name), [f"{path}.{key}" if path else key for key in site.keys], part, site)
             for path, part in net.named_modules()
