@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import datasets, diagnosis, distributions, ensemble, infer, metrics, nn, ops, training
+from pyro_vsd import datasets, diagnosis, distributions, ensemble, export, infer, metrics, nn, ops, training
 from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.distributions import coherent
 from pyro_vsd.ensemble import Ensemble
@@ -39,6 +39,7 @@ __all__ = [
     "diagnosis",
     "distributions",
     "ensemble",
+    "export",
     "fit",
     "infer",
     "load_checkpoint",

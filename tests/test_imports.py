@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_vsd"
 
 BELOW_BASELINES = {"ops", "distributions", "prediction", "infer", "nn", "metrics", "datasets"}
-EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis", "ensemble"}
+EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis", "ensemble", "export"}
 
 # A room of the package (a folder or a file) and the other rooms it may import; all may import the basement.
 BASEMENT = "_utils"
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"infer", "prediction", "metrics"},
     "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots", "training"},
     "ensemble": {"infer", "prediction", "training"},
+    "export": {"distributions", "infer", "nn"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
     "__init__": EVERYTHING,
@@ -157,7 +158,7 @@ def test_no_module_is_hidden_by_a_name_of_its_package(room):
     assert [name for name in package.__all__ if name in modules and not inspect.ismodule(getattr(package, name))] == []
 
 
-USERS_OF_THE_LIBRARY = [path for folder in ("benchmarks", "tutorials") for path in sources(ROOT / folder)]
+USERS_OF_THE_LIBRARY = [path for folder in ("benchmarks", "examples", "tutorials") for path in sources(ROOT / folder)]
 
 
 @pytest.mark.parametrize("path", USERS_OF_THE_LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))

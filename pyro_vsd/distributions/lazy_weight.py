@@ -217,11 +217,11 @@ class Draw:
 
     def rows(self, n: int) -> Tensor:
         """``z ⊙ ξ`` for ``n`` examples: ``particles + (n, K)``, the same for each use of the draw."""
-        self.source.examples.add(n)
         if self._given is not None:
             if len(self._given) not in (1, n):
                 raise NoiseMismatchError
             return self._given
+        self.source.examples.add(n)
         if _COHERENT.get():
             unit = self.unit_noise()
             return unit.reshape(self.particles + (1, unit.shape[-1]))

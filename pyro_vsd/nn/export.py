@@ -32,7 +32,7 @@ def mean_network(model: nn.Module, guide: Any) -> nn.Module:
     >>> torch.equal(plain(torch.ones(2, 4)), net(torch.ones(2, 4)))  # not trained yet: Θ is where it started
     True
     """
-    return _plain_copy(_network(model), guide.mean())
+    return plain_copy(network_of(model), guide.mean())
 
 
 class PrunedNetwork(NamedTuple):
@@ -71,7 +71,7 @@ def prune(model: nn.Module, guide: Any, max_alpha: float) -> PrunedNetwork:
     {'net.0.weight': (0, 4), 'net.2.weight': (0, 8)}
     """
     check_positive("max_alpha", max_alpha)
-    network, mean = _network(model), dict(guide.mean())
+    network, mean = network_of(model), dict(guide.mean())
     masks: dict[str, Tensor] = {}
     for site in _weight_sites(network):
         mask = guide.noise(site).variance.detach() > max_alpha
@@ -79,7 +79,7 @@ def prune(model: nn.Module, guide: Any, max_alpha: float) -> PrunedNetwork:
         shape = [1] * mean[site].dim()
         shape[guide.noise_dim(site)] = -1
         mean[site] = mean[site].masked_fill(mask.reshape(shape), 0.0)
-    return PrunedNetwork(_plain_copy(network, mean), masks)
+    return PrunedNetwork(plain_copy(network, mean), masks)
 
 
 def rank_units(model: nn.Module, guide: Any) -> dict[str, Tensor]:
@@ -90,10 +90,10 @@ def rank_units(model: nn.Module, guide: Any) -> dict[str, Tensor]:
     >>> {site: order.shape for site, order in vsd.nn.rank_units(model, vsd.VSDGuide(model)).items()}
     {'net.0.weight': torch.Size([4]), 'net.2.weight': torch.Size([8])}
     """
-    return {site: guide.noise(site).variance.detach().argsort() for site in _weight_sites(_network(model))}
+    return {site: guide.noise(site).variance.detach().argsort() for site in _weight_sites(network_of(model))}
 
 
-def _network(model: nn.Module) -> BayesianNetwork:
+def network_of(model: nn.Module) -> BayesianNetwork:
     net = model.net if isinstance(model, ObservationModel) else model
     if not isinstance(net, BayesianNetwork):
         raise ValueError(
@@ -106,20 +106,20 @@ def _network(model: nn.Module) -> BayesianNetwork:
 def _weight_sites(net: BayesianNetwork) -> list[str]:
     """The sites that ``bayesianize`` made of weights, by their names in a trace."""
     networks = [module for module in net.modules() if isinstance(module, BayesianNetwork)]
-    return [_full(network, site.name) for network in networks for site in network.weight_sites]
+    return [site_name(network, site.name) for network in networks for site in network.weight_sites]
 
 
-def _full(network: BayesianNetwork, name: str) -> str:
+def site_name(network: BayesianNetwork, name: str) -> str:
     return f"{network._pyro_name}.{name}" if network._pyro_name else name
 
 
-def _plain_copy(net: BayesianNetwork, mean: Mapping[str, Tensor]) -> nn.Module:
+def plain_copy(net: BayesianNetwork, mean: Mapping[str, Tensor]) -> nn.Module:
     """A copy of the network with parameters at the mean in the place of its random weights."""
     net = copy.deepcopy(net)
     for module in net.modules():
         if isinstance(module, BayesianNetwork):
             for site in module.weight_sites:
-                _fix(module, site.keys, _full(module, site.name), mean)
+                _fix(module, site.keys, site_name(module, site.name), mean)
     plain = net.network
     for parent in list(plain.modules()):
         for name, child in parent._modules.items():

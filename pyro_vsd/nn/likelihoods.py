@@ -386,14 +386,14 @@ class Regressor(ObservationModel):
         """Mean and σ of shape ``(..., B)`` where there is a single output, else ``(..., B, D)``."""
         if output.dim() == 1:
             output = output.unsqueeze(-1)
+        sigma: Any
         if self.noise == "heteroscedastic":
             if output.shape[-1] % 2:
                 raise ValueError(
                     "net must give an even number of outputs, means and log-variances, with noise='heteroscedastic', "
                     f"not {tuple(output.shape)}."
                 )
-            mean, raw = output.chunk(2, -1)
-            sigma: Any = (0.5 * _LOG_VARIANCE_BOUND * (raw / _LOG_VARIANCE_BOUND).tanh()).exp()
+            mean, sigma = split_moments(output)
         else:
             mean, sigma = output, self._shared_sigma(output)
         num_rows, num_outputs = mean.shape[-2:]
@@ -414,6 +414,12 @@ class Regressor(ObservationModel):
             # A draw for vectorised particles has their dimensions in front.
             return sigma.unsqueeze(-1) if self.num_outputs is None and sigma.dim() else sigma
         return self.noise
+
+
+def split_moments(output: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and σ, each ``(..., D)``, from the 2D outputs of a network with heteroscedastic noise."""
+    mean, raw = output.chunk(2, -1)
+    return mean, (0.5 * _LOG_VARIANCE_BOUND * (raw / _LOG_VARIANCE_BOUND).tanh()).exp()
 
 
 class _SigmaPrior:
