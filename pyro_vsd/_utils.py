@@ -5,7 +5,9 @@ import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "Watch",
     "base_constraint",
     "base_distribution",
     "capturing",
@@ -205,6 +208,60 @@ def evaluation_mode(model: Any) -> Iterator[None]:
             handle.remove()
         for module in switched:
             module.training = True
+
+
+class Watch:
+    """Modules as they are now: which there are, their attributes and hooks, and the tensors they hold.
+
+    :param roots: with all modules below them, and those that an attribute holds without registering them.
+    """
+
+    def __init__(self, *roots: nn.Module):
+        found: dict[int, nn.Module] = {}
+        queue = list(roots)
+        while queue:
+            for module in queue.pop().modules():
+                if id(module) not in found:
+                    found[id(module)] = module
+                    queue += [value for value in vars(module).values() if isinstance(value, nn.Module)]
+        own = [vars(module) for module in found.values()]
+        containers = (dict, list, set)
+        private = [{k for k, v in m.items() if k[0] == "_" and isinstance(v, containers)} for m in own]
+        self._modules = own
+        self._attributes = [
+            partial(itemgetter("training", *(k for k in m if k not in hidden)), m)
+            for m, hidden in zip(own, private, strict=True)
+        ]
+        self._contents: list[Any] = []
+        for m in own:
+            self._contents += [m[part] for part in ("_parameters", "_buffers", "_modules") if m[part]]
+            self._contents += [v for k, v in m.items() if k[0] != "_" and isinstance(v, containers)]
+        self._hooks = [m[part] for m in own for part in ("_forward_hooks", "_forward_pre_hooks")]
+        self.refresh()
+
+    def fits(self) -> bool:
+        """Whether nothing has changed since; some microseconds."""
+        try:
+            return all(map(is_, self._now(), self._known))
+        except (KeyError, RuntimeError):  # an attribute was deleted
+            return False
+
+    def refresh(self) -> None:
+        """Takes what is there now for what is to be."""
+        self._known = list(self._now())
+
+    def _now(self) -> Iterator[Any]:
+        # Compared by `is`, nearly all of it in C.
+        return chain(
+            map(len, self._modules),
+            chain.from_iterable(attributes() for attributes in self._attributes),
+            chain.from_iterable(c.values() if isinstance(c, dict) else c for c in self._contents),
+            map(len, self._hooks),
+            (_END,),
+        )
+
+
+_END = object()
 
 
 # ---- small things

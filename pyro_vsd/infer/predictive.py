@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from tqdm import tqdm
 
 from pyro_vsd._utils import (
+    Watch,
     base_distribution,
     check_integer,
     evaluation_mode,
@@ -182,7 +183,7 @@ class _ChangedError(NoiseMismatchError):
 
 
 # The plans of each guide by the kind of inputs, with what they were made for. A plan takes a few small passes.
-_PLANS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Any, _Plan]]] = weakref.WeakKeyDictionary()
+_PLANS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Any, Watch | None, _Plan]]] = weakref.WeakKeyDictionary()
 _MOST_PLANS = 8
 
 
@@ -263,14 +264,15 @@ class _Run:
         key, made_for = self._key(), self._made_for()
         plans = _PLANS.setdefault(self.guide, {})
         known = plans.get(key)
-        if known is not None and known[0] == made_for:
-            return known[1]
-        plan = self._new_plan()
-        plan = replace(plan, repeats=plan.repeats and self._repeats(), direct=self._direct())
+        if known is not None and known[0] == made_for and (known[1] is None or known[1].fits()):
+            return known[2]
+        with poutine.block():  # handlers around the prediction see its own passes alone
+            plan = self._new_plan()
+            plan = replace(plan, repeats=plan.repeats and self._repeats(), direct=self._direct())
         if len(plans) >= _MOST_PLANS:
             plans.clear()
         if key is not None:
-            plans[key] = made_for, plan
+            plans[key] = made_for, Watch(self.model) if isinstance(self.model, nn.Module) else None, plan
         return plan
 
     def forget(self) -> None:
@@ -291,13 +293,8 @@ class _Run:
         return (*described, str(structure), self.site, torch.is_autocast_enabled(device))
 
     def _made_for(self) -> Any:
-        """What a plan depends on besides: the model and its modules, the guide's sites."""
-        parts = self.model.modules() if isinstance(self.model, nn.Module) else [self.model]
-        try:
-            refs = [weakref.ref(part) for part in parts]
-        except TypeError:
-            return object()
-        return refs, dict(self.guide.sites), self.guide.example_dim
+        """What a plan depends on besides: the guide's sites, and the model if it is no module."""
+        return dict(self.guide.sites), self.guide.example_dim, None if isinstance(self.model, nn.Module) else self.model
 
     def _new_plan(self) -> _Plan:
         logs, shapes = [], set()
@@ -327,15 +324,16 @@ class _Run:
 
     def _repeats(self) -> bool:
         """Whether two samples in one pass give what they give in two."""
-        draws, row = self._draws(), take_rows(self.inputs, slice(0, 1))
+        count = min(self.rows, 3)
+        draws, rows = self._draws(), take_rows(self.inputs, slice(0, count))
         if draws.fill(2) < 2:  # too many units for that
             return False
         try:
-            both = self.distribution(draws.several(0, 2, 1), _copies(row, 2))["fn"]
+            both = self.distribution(draws.several(0, 2, count), _copies(rows, 2))["fn"]
         except NoiseMismatchError:
             return False
-        each = [row_distribution(self.distribution(draws.one(i, 1), row)["fn"], 1) for i in (0, 1)]
-        found, expected = _sampled([row_distribution(both, 2)]), _sampled(each)
+        each = [row_distribution(self.distribution(draws.one(i, count), rows)["fn"], count) for i in (0, 1)]
+        found, expected = _sampled([row_distribution(both, 2 * count)], count), _sampled(each, count)
         tolerance = 1e-4 * float(expected.abs().max())
         return bool(expected.isfinite().all()) and torch.allclose(found, expected, rtol=1e-4, atol=tolerance)
 
@@ -512,16 +510,17 @@ def _row_shape(observed: Any) -> torch.Size:
     return shape
 
 
-def _sampled(parts: Iterable[Any]) -> Tensor:
-    """Each sample's prediction for one row, from distributions of one or more samples."""
+def _sampled(parts: Iterable[Any], rows: int = 1) -> Tensor:
+    """Each sample's prediction for some rows, from distributions of one or more samples."""
     parts = list(parts)
-    collector, start = make_collector(parts[0], sum(part.batch_shape[0] for part in parts), 1, keep=True), 0
+    samples = sum(part.batch_shape[0] for part in parts) // rows
+    collector, start = make_collector(parts[0], samples, rows, keep=True), 0
     for part in parts:
         collector.add(start, part)
         start += part.batch_shape[0]
-    samples = collector.finish().samples
-    assert samples is not None
-    return samples
+    found = collector.finish().samples
+    assert found is not None
+    return found
 
 
 class _NoSamples(Messenger):

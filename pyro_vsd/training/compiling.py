@@ -1,23 +1,25 @@
 """A training step as one compiled program: ``vsd.compile_step``."""
 
+import inspect
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import pyro
 import torch
+from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn, optim
 from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyro_vsd._utils import capturing, check_choice
+from pyro_vsd._utils import Watch, capturing, check_choice
 from pyro_vsd.infer import VSD_ELBO
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "compile_step",
     "first_line",
     "replay",
+    "stepper",
     "steps_not_counted",
 ]
 
@@ -50,7 +53,6 @@ _CAPTURE_STEPS = 500
 _TIMED = 5
 _TOO_FEW = "too few steps are to come for a compilation to pay"
 _MODES = ("compile", "capture")
-_END = object()
 
 
 def compile_step(loss: nn.Module, optimizer: optim.Optimizer, *, mode: str = "compile") -> "CompiledStep":
@@ -62,12 +64,12 @@ def compile_step(loss: nn.Module, optimizer: optim.Optimizer, *, mode: str = "co
     eager loss; where they differ, or nothing can be captured, the step runs eagerly, with one warning.
 
     With ``mode="capture"`` the captured operators run one after the other, without Pyro and autograd. This takes less
-    than a second to prepare, needs no C++ compiler and gives the eager numbers bit for bit; a small network's step
-    takes about a third of the eager one's time.
+    than a second to prepare, needs no C++ compiler and gives the eager numbers, but for the last bit of some operators;
+    a small network's step takes about a third of the eager one's time.
 
     The weight of the KL, the data, parameters, buffers and learning rates may change from step to step. A new shape,
-    dtype or mode, and a changed module, is compiled anew, at most four times. Values are not validated: labels out of
-    range raise, but in torch's words.
+    dtype or mode, and a changed module, is compiled anew, at most four times. Python's own values are constants: those
+    of globals and what the network computes from them. Distributions do not validate their values, once captured.
 
     :param loss: the module form of the objective, ``vsd.VSD_ELBO()(model, guide)``.
     :param optimizer: a torch optimiser of its parameters. A fused one is the fastest.
@@ -97,6 +99,7 @@ class CompiledStep:
 
     def __init__(self, loss: "CompiledLoss", optimizer: optim.Optimizer):
         self.loss, self.optimizer = loss, optimizer
+        self._take = stepper(optimizer)
 
     @property
     def reason(self) -> str | None:
@@ -116,10 +119,24 @@ class CompiledStep:
             return values[-1]
 
         with steps_not_counted(elbo):
-            self.optimizer.step(closure)
+            self._take(closure)
         if isinstance(elbo, VSD_ELBO):
             elbo.step += 1
         return values[0]
+
+
+def stepper(optimizer: optim.Optimizer) -> Callable[[Callable[[], Any]], Any]:
+    """What makes a step, given a function that computes the gradients. Optimisers that evaluate it themselves (LBFGS)
+    get it; for the others it is called before, so that hooks on their steps find the gradients."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        return optimizer.step
+
+    def step(closure: Callable[[], Any]) -> None:
+        closure()
+        optimizer.step()
+
+    return step
 
 
 @contextmanager
@@ -160,6 +177,9 @@ class CompiledLoss:
 
     def backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], share: float = 1.0) -> Tensor:
         """The loss of a batch, detached; ``share`` times its gradients are added to those of the parameters."""
+        if am_i_wrapped():
+            self.reason = "a handler of Pyro is active"
+            return self.eager(args, kwargs, share)
         key, tensors = self._key(args, kwargs)
         program = self._programs.get(key)
         if program is not None and not program.fits():
@@ -217,7 +237,9 @@ class CompiledLoss:
             leaves, spec = tree_flatten((args, kwargs))
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             rest = (spec, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves))
-        shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors)
+        shapes: tuple[Any, ...] = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors)
+        if len(set(map(id, tensors))) < len(tensors):  # one tensor for two arguments is one input of the program
+            shapes += tuple(map([id(t) for t in tensors].index, map(id, tensors)))
         device = tensors[0].device.type if tensors else "cpu"
         return (shapes, torch.is_autocast_enabled(device), torch.get_default_dtype(), _Unhashable.wrap(rest)), tensors
 
@@ -234,7 +256,14 @@ class CompiledLoss:
         parameters = [p for p in self.loss.parameters() if p.requires_grad]
         fitting = [other for other in self._programs.values() if other.fits()]
         before = _State(self.loss, parameters)
+        watch = Watch(*_written_by_users(self.loss))
         loss = self.eager(args, kwargs)
+        if not watch.fits():
+            self._programs.pop(key, None)
+            self._refuse(key, "the network changes its own attributes when it is called")
+            after = _State(self.loss, parameters)
+            after.gradients_times(share, before.gradients)
+            return loss
         expected = _State(self.loss, parameters, loss, _pieces(self.elbo))
         before.put_back()
         try:
@@ -289,7 +318,7 @@ class CompiledLoss:
 
     def _refuse(self, key: Any, reason: str) -> str:
         self._refused[key] = self.reason = reason
-        warnings.warn(f"the training step is not compiled and runs eagerly: {reason}.", stacklevel=6)
+        warnings.warn(f"the training step runs eagerly: {reason}.", stacklevel=6)
         return reason
 
     def _time(self, args: Any, kwargs: Any, program: "Program | None" = None, tensors: Any = None) -> float:
@@ -348,6 +377,12 @@ class CompiledLoss:
                 f"the training step is not compiled: {program.reason}. Its captured operators run one by one.",
                 stacklevel=6,
             )
+
+
+def _written_by_users(loss: nn.Module) -> list[nn.Module]:
+    own = ("pyro_vsd", "pyro", "torch")
+    held = [vars(module).get("network", module) for module in loss.modules()]
+    return [module for module in held if type(module).__module__.partition(".")[0] not in own]
 
 
 def _rows(tensors: list[Tensor]) -> int:
@@ -414,7 +449,7 @@ class _State:
         }
         for name, values in pairs.items():
             if values and not close(values, tolerance):
-                return f"its {name} differ from those of the eager step (a branch on data, or a hook?)"
+                return f"the {name} of the captured step and of the eager one differ (a branch on data, or a hook?)"
         return None
 
 
@@ -493,15 +528,15 @@ class Program:
 
         like = next((p for p in trained), tensors[0])
         self._weight_tensor = torch.ones((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-        with pyro.validation_enabled(False), steps_not_counted(self.elbo), capturing(), enable_python_dispatcher():
+        quiet = pyro.validation_enabled(False), steps_not_counted(self.elbo), capturing()
+        with quiet[0], quiet[1], quiet[2], enable_python_dispatcher(), _NoReading():
             graph = make_fx(objective)(self._weight_tensor, *tensors)
+        for node in graph.graph.nodes:
+            if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
+                raise ValueError(f"the shape of the result of {node.target} depends on the data")
         self.graph, self.constants = _lift(graph)
-        modules = [vars(module) for module in loss.modules()]
-        plain = [[key for key, value in m.items() if not isinstance(value, (dict, list, set))] for m in modules]
-        self._attributes = [partial(itemgetter("training", *keys), m) for m, keys in zip(modules, plain, strict=True)]
-        self._contents = [m[part] for m in modules for part in ("_parameters", "_buffers", "_modules") if m[part]]
-        self._hooks = [m[part] for m in modules for part in ("_forward_hooks", "_forward_pre_hooks")]
         self._trained = list(loss.parameters())
+        self._modules = Watch(loss)
         self.refresh()
         self.call = self.captured = replay(self.graph, [self._weight_tensor, *tensors, *self.constants])
 
@@ -531,25 +566,28 @@ class Program:
 
     def fits(self) -> bool:
         """Whether modules, their attributes and hooks are those of the capture."""
-        try:
-            return all(map(is_, self._structure(), self._known))
-        except KeyError:  # an attribute was deleted
-            return False
+        return self._modules.fits() and all(map(is_, self._settings(), self._known))
 
     def refresh(self) -> None:
         """Takes the present structure for that of the capture: what the loss itself writes does not count."""
-        self._known = list(self._structure())
+        self._modules.refresh()
+        self._known = list(self._settings())
 
-    def _structure(self) -> Iterator[Any]:
-        # Compared by `is`, nearly all in C: some microseconds a step.
+    def _settings(self) -> Iterator[Any]:
         return chain(
-            chain.from_iterable(attributes() for attributes in self._attributes),
-            chain.from_iterable(map(dict.values, self._contents)),
-            map(len, self._hooks),
             map(attrgetter("requires_grad"), self._trained),
+            map(attrgetter("_backward_hooks"), self._trained),
             _settings(self.elbo),
-            (_END,),
         )
+
+
+class _NoReading(TorchFunctionMode):
+    """Raises where values of tensors become Python's, out of the capture's sight."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+            raise ValueError(f"the network reads values of its tensors ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 def _compile(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ from pyro_vsd.training.checkpoint import (
     set_loose_parameters,
     set_rng_state,
 )
-from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
+from pyro_vsd.training.compiling import CompiledLoss, stepper, steps_not_counted
 from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
@@ -289,7 +289,7 @@ def _torch_step(
     # its gradients are the means over all processes, its start is the first one's
     loss_module: Any = nn.parallel.DistributedDataParallel(objective) if group.size > 1 else objective
     where = " in a different process" if group.size > 1 else ""
-    evaluations = count(1)
+    evaluations, take = count(1), stepper(optimizer)
 
     def step(batches: list[_Batch]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -318,7 +318,7 @@ def _torch_step(
             return total
 
         with steps_not_counted(elbo):
-            optimizer.step(closure)
+            take(closure)
         if isinstance(elbo, VSD_ELBO):
             elbo.step += 1
         torch.clear_autocast_cache()

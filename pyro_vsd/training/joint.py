@@ -72,7 +72,8 @@ class JointLoss:
         tensors, spec = tree_flatten((args, kwargs))
         if not all(type(leaf) is Tensor for leaf in tensors):
             raise NotJointError("batches hold other things than tensors")
-        key = (spec, *((t.shape, t.dtype) for t in tensors))
+        same = tuple(map([id(t) for t in tensors].index, map(id, tensors)))  # one tensor for two arguments is one input
+        key = (spec, same, *((t.shape, t.dtype) for t in tensors))
         if key not in self._programs:
             self._programs[key] = self._captured(args, kwargs, tensors)
         call, names, held = self._programs[key]

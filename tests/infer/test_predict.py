@@ -455,6 +455,48 @@ def test_hooks_and_handlers_see_the_model():
     assert "y" in trace.trace.nodes
 
 
+class Mixing(nn.Module):
+    """Rows depend on each other if ``on``."""
+
+    def __init__(self, on):
+        super().__init__()
+        self.first, self.second, self.on = nn.Linear(3, 8), nn.Linear(8, 1), on
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.second(h - h.mean(0) if self.on else h)
+
+
+class Sorting(Mixing):
+    def forward(self, x):
+        return self.second(self.first(x).tanh()[x[:, 0].argsort()])
+
+
+def switch_on(model):
+    model.net.on = True
+
+
+def add_hook(model):
+    model.net.first.register_forward_hook(lambda module, args, out: out - out.mean(0))
+
+
+@pytest.mark.parametrize("change", [switch_on, add_hook])
+def test_a_changed_network_is_looked_at_again(change):
+    model, (x, _) = vsd.nn.Regressor(vsd.nn.bayesianize(Mixing(False)), num_data=10, noise=0.5), models.data()
+    guide = vsd.VSDGuide(model)
+    vsd.predict(model, guide, x[:4], num_samples=6, seed=3)
+    change(model)
+    found, expected = (vsd.predict(model, guide, x[:4], num_samples=6, seed=3, batch_size=n).mean for n in (None, 4))
+    assert_close(found, expected)
+
+
+def test_rows_that_change_places():
+    model, (x, _) = vsd.nn.Regressor(vsd.nn.bayesianize(Sorting(False)), num_data=10, noise=0.5), models.data()
+    guide = vsd.VSDGuide(model)
+    found, expected = (vsd.predict(model, guide, x[:4], num_samples=6, seed=3, batch_size=n).mean for n in (None, 4))
+    assert_close(found, expected)
+
+
 # ---- kinds of predictions
 
 

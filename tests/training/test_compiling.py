@@ -256,6 +256,104 @@ def test_a_changed_module_is_captured_again(change, replayed):
     assert_same(found, expected)
 
 
+class Scaled(nn.Module):
+    """A network with settings of its own at the root."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(cases.D, 2)
+        self.scale, self.options, self.sizes = 1.0, {"shift": 0.0}, [1.0]
+
+    def forward(self, x):
+        return self.linear(x) * self.scale * self.sizes[0] + self.options["shift"]
+
+
+def set_scale(loss, parameter):
+    loss.model.net.scale = 5.0
+
+
+def set_option(loss, parameter):
+    loss.model.net.options["shift"] = 5.0
+
+
+def replace_list(loss, parameter):
+    loss.model.net.network.sizes = [5.0]
+
+
+def replace_forward(loss, parameter):
+    linear = loss.model.net.linear
+    linear.forward = lambda x: 5 * nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def hook_gradient(loss, parameter):
+    parameter.register_hook(lambda gradient: 5 * gradient)
+
+
+@pytest.mark.parametrize("change", [set_scale, set_option, replace_list, replace_forward, hook_gradient])
+def test_changes_at_the_root_and_hooks_on_gradients_are_seen(change):
+    results = []
+    for make_step in (eager_step, partial(vsd.compile_step, mode="capture")):
+        pyro.clear_param_store()
+        torch.manual_seed(2)
+        model = vsd.nn.Classifier(vsd.nn.bayesianize(Scaled()), num_data=cases.N)
+        loss = vsd.VSD_ELBO()(model, vsd.VSDGuide(model))
+        batch = labelled()[0]
+        loss(*batch)
+        parameters = list(loss.parameters())
+        step = make_step(loss, torch.optim.SGD(parameters, lr=1e-3))
+        torch.manual_seed(3)
+        for _ in range(3):
+            step(*batch)
+        change(loss, parameters[-1])
+        step(*batch)
+        results.append((step(*batch), torch.cat([p.detach().flatten() for p in parameters])))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_one_tensor_for_two_arguments():
+    loss, ((x, mask, y), _) = build("two-inputs")
+    step = vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=0.0), mode="capture")
+    for inputs in ((x, x), (x, x), (x, x), (x, mask)):
+        torch.manual_seed(4)
+        expected = loss(*inputs, y).detach()
+        torch.manual_seed(4)
+        torch.testing.assert_close(step(*inputs, y), expected)
+
+
+def test_a_handler_of_pyro_is_seen():
+    loss, (batch, _) = build("classifier")
+    step = vsd.compile_step(loss, torch.optim.SGD(loss.parameters(), lr=0.0), mode="capture")
+    plain = [step(*batch) for _ in range(3)]
+    with pyro.poutine.scale(scale=100.0):
+        assert step(*batch) > 10 * plain[-1]
+    assert step.reason
+    step(*batch)
+    assert step.reason is None
+
+
+@pytest.mark.parametrize("how", ["compile_step", "fit"])
+def test_hooks_on_a_step_find_its_gradients(how):
+    model = cases.regressor()
+    guide = vsd.VSDGuide(model)
+    data = cases.data()
+    loss = vsd.VSD_ELBO()(model, guide)
+    loss(data.x, data.y)
+    optimizer, norms = torch.optim.SGD(loss.parameters(), lr=1e-6), []
+    optimizer.register_step_pre_hook(lambda *_: norms.append(float(nn.utils.get_total_norm(gradients(loss)))))
+    if how == "fit":
+        vsd.fit(model, guide, data, epochs=2, batch_size=len(data), optimizer=optimizer)
+    else:
+        step = vsd.compile_step(loss, optimizer, mode="capture")
+        for _ in range(2):
+            step(data.x, data.y)
+    assert len(norms) == 2
+    assert min(norms) > 0
+
+
+def gradients(loss):
+    return [p.grad for p in loss.parameters() if p.grad is not None]
+
+
 class Branch(nn.Module):
     def __init__(self):
         super().__init__()
@@ -275,7 +373,39 @@ class Numpy(Branch):
         return self.linear(x) * float(x.numpy().sum() if not x.requires_grad else 0.0)
 
 
-@pytest.mark.parametrize("net", [Branch, Coin, Numpy])
+class Counting(Branch):
+    """Its calls change what it computes, which is to be seen at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) * (1.0 if self.calls < 4 else 3.0)
+
+
+class Rewriting(Branch):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(cases.D))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+class Nonzero(Branch):
+    def forward(self, x):
+        return self.linear(x) * len((x > 1).nonzero())
+
+
+class Listing(Branch):
+    def forward(self, x):
+        return self.linear(x) * (5.0 if max(x.flatten().tolist()) > 100 else 1.0)
+
+
+@pytest.mark.parametrize("net", [Branch, Coin, Numpy, Counting, Rewriting, Nonzero, Listing])
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(net, replayed):
     def make(make_step):
         torch.manual_seed(2)
