@@ -44,7 +44,9 @@ def _batch(kl: Tensor, p: torch.distributions.Distribution, q: torch.distributio
 
 def _same_event(p: torch.distributions.Distribution, q: torch.distributions.Distribution) -> None:
     if p.event_shape != q.event_shape:
-        raise ValueError(f"kl_divergence: the event shapes {tuple(p.event_shape)} and {tuple(q.event_shape)} differ.")
+        raise ValueError(
+            f"kl_divergence: the event shapes {tuple(p.event_shape)} and {tuple(q.event_shape)} differ."
+        )
 
 
 def _base_normal(p: torch.distributions.Distribution, q: Independent) -> Normal:

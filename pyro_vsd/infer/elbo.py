@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import ELBO
+from pyro.infer.elbo import ELBOModule
 from pyro.infer.util import is_validation_enabled, torch_item
 from pyro.poutine.util import site_is_subsample
 from pyro.util import check_site_shape
@@ -117,7 +118,8 @@ class VSD_ELBO(ELBO):
         self._checked: set[tuple[str, torch.Size]] = set()
         #: scale of the observed sites beside that of the weights in an early evaluation; ``None`` if it varies by row
         self.likelihood_scale: float | None = None
-        self._looks, self._watch = 0, BatchWatch()
+        self._looks = 0
+        self._watch: BatchWatch | None = BatchWatch()
         self._vectorized = False  # whether vectorised particles have been tried on the network
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,6 +128,10 @@ class VSD_ELBO(ELBO):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
+
+    def __call__(self, model: Any, guide: Any) -> ELBOModule:
+        """The loss as a module of the arguments of model and guide."""
+        return _Loss(model, guide, self)
 
     # ---- the three ways in
 
@@ -209,7 +215,7 @@ class VSD_ELBO(ELBO):
 
     def stop_watching(self) -> None:
         """No more looks for wrong scales: whoever calls this has compared them."""
-        self._watch.looks = _LOOKS
+        self._watch = None
 
     def _look(self, model: Any, model_trace: Any, guide_trace: Any) -> None:
         """Warns of mistakes that leave a loss finite and wrong."""
@@ -223,11 +229,11 @@ class VSD_ELBO(ELBO):
         scale, own = _constant(site["scale"]), _constant(weights[0]["scale"])
         self.likelihood_scale = scale / own if scale and own else None
         rows = len(site["value"]) if site["value"].dim() else 1
-        if self.likelihood_scale == 1 and not hasattr(model, "num_data"):
+        if self._watch is not None and self.likelihood_scale == 1 and not hasattr(model, "num_data"):
             self._watch.look(
                 site["value"],
-                f"the likelihood of a batch of {rows} rows has scale 1, but batches came with different targets: the KL "
-                "weighs as if a batch were all data. Use pyro.plate(name, num_data, subsample_size=len(x)).",
+                f"the likelihood of a batch of {rows} rows has scale 1, but batches came with different targets: the "
+                "KL weighs as if a batch were all data. Use pyro.plate(name, num_data, subsample_size=len(x)).",
             )
         first = sorted(w["name"] for w in weights if _sequence_first(w["value"].draw.source.sequences, rows))
         if first:
@@ -380,6 +386,13 @@ class VSD_ELBO(ELBO):
         if self.kl_scale == "weight":
             kl = posterior.num_columns * kl
         return kl if kl.shape == posterior.batch_shape else kl.expand(posterior.batch_shape)
+
+
+class _Loss(ELBOModule):
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        if isinstance(self.guide, nn.Module):
+            self.guide.parameters()  # a guide without any would not be trained: it says what to do
+        return super().parameters(recurse)
 
 
 def _constant(scale: Any) -> float | None:

@@ -373,7 +373,8 @@ class _Run:
     def _repeats(self) -> bool:
         """Whether two samples in one pass give what they give in two."""
         draws, row = self._draws(), take_rows(self.inputs, slice(0, 1))
-        draws.fill(2)
+        if draws.fill(2) < 2:
+            return False
         try:
             both = self.distribution(draws.several(0, 2, 1), _copies(row, 2))["fn"]
         except NoiseMismatchError:

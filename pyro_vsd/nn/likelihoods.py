@@ -117,7 +117,7 @@ class ObservationModel(PyroModule):
         if output.dtype in (torch.bfloat16, torch.float16):
             output = output.float()
         if particles:
-            output.particles = True  # which positions would look like, see _num_positions
+            output.particles = True  # type: ignore[attr-defined]  # which positions would look like
         return output
 
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
@@ -151,7 +151,7 @@ class ObservationModel(PyroModule):
 
     def _look(self, output: Tensor, looks_like: Any, name: str) -> None:
         """Warns once if the first outputs of a training run are probabilities."""
-        if self._looks >= _LOOKS or is_capturing() or not output.numel():
+        if self._looks >= _LOOKS or is_capturing() or not output.numel() or not _checks_values():
             return
         self._looks += 1
         if looks_like(output.detach()):

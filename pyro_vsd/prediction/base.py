@@ -115,8 +115,8 @@ class Prediction:
             parts = [getattr(p, name) for p in predictions]
             return None if any(part is None for part in parts) else torch.cat(parts, _ROWS[name])
 
-        parts = [p.components for p in predictions]
-        return predictions[0]._with(joined, None if None in parts else _Joined(parts))
+        parts = [p.components for p in predictions if p.components is not None]
+        return predictions[0]._with(joined, _Joined(parts) if len(parts) == len(predictions) else None)
 
     def __getitem__(self, rows: Any) -> "Self":
         """The prediction of some rows: a slice, a mask, or row numbers.

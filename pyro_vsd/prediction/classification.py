@@ -1,6 +1,7 @@
 """The prediction of classes."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ class ClassificationPrediction(Prediction):
         by_row = torch.where(counted, by_entry, torch.zeros_like(by_entry)).flatten(2).sum(-1)
         return by_row.logsumexp(0) - math.log(self.num_samples)
 
-    def by_entry(self, y: Array | None = None) -> "tuple[ClassificationPrediction, Tensor | None]":
+    def by_entry(self, y: Array | None = None) -> "tuple[ClassificationPrediction, Any]":
         """Each entry of rows of several classes as a row ``(M, C)`` of its own, with its target ``(M,)``; without those
         whose target is -100."""
         flat = ClassificationPrediction(
