@@ -61,7 +61,14 @@ def classifier():
     return VSDClassifier(random_state=0, **SMALL).fit(*blobs())
 
 
-@parametrize_with_checks([VSDRegressor(random_state=0, **SMALL), VSDClassifier(random_state=0, **SMALL)])
+# Rows of weight 0 are still in batches, so that batches and noise are not those of a training run without them.
+NOT_MET = {"check_sample_weight_equivalence_on_dense_data": "the order of rows and their noise are random"}
+
+
+@parametrize_with_checks(
+    [VSDRegressor(random_state=0, **SMALL), VSDClassifier(random_state=0, **SMALL)],
+    expected_failed_checks=lambda estimator: NOT_MET,
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 

@@ -87,7 +87,8 @@ class ObservationModel(PyroModule):
             return self._observe(distribution, num_rows, y)
         if tuple(weight.shape) != (num_rows,):
             raise ValueError(f"weight must have one entry per row, ({num_rows},), not {tuple(weight.shape)}.")
-        with poutine.scale(scale=weight):
+        weight = weight if weight.is_floating_point() else weight.to(torch.get_default_dtype())
+        with poutine.scale(scale=weight.clamp(min=torch.finfo(weight.dtype).tiny)):  # Pyro allows no scale of 0
             return self._observe(distribution, num_rows, y)
 
     def likelihood_given(self, values: dict[str, Tensor], x: Any) -> Any:
