@@ -347,7 +347,7 @@ def test_an_optimizer_of_pyro():
         module(optimizer=pyro.optim.Adam({})).configure_optimizers()
 
 
-@pytest.mark.parametrize("batch", [[torch.ones(2, 3)], {"x": torch.ones(2, 3), "y": torch.ones(2)}], ids=["x", "dict"])
+@pytest.mark.parametrize("batch", [[torch.ones(2, 3)], {"x": torch.ones(2, 3), "z": torch.ones(2)}], ids=["x", "dict"])
 def test_batches_that_cannot_be_evaluated(batch, tmp_path):
     with pytest.raises(ValueError, match=r"\bbatch\b"):
         trainer(tmp_path).validate(module(), Once(batch), verbose=False)
