@@ -21,7 +21,7 @@ from pyro_vsd.training.checkpoint import get_rng_state, set_rng_state, to_plain
 from pyro_vsd.training.compiling import steps_not_counted
 from pyro_vsd.training.data import ShortBatchWatch, arguments, inputs_and_target
 from pyro_vsd.training.distributed import Group, seed_everything
-from pyro_vsd.training.fitting import LOOK_EVERY, check_rate, make_elbo, make_optimizer, training_mode
+from pyro_vsd.training.fitting import LOOK_EVERY, check_rate, keep_frozen, make_elbo, make_optimizer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -115,11 +115,8 @@ class VSDModule(LightningModule):
 
     # ---- training
 
-    def train(self, mode: bool = True) -> "Self":
-        super().train(mode)
-        if mode:
-            training_mode(self.model)
-        return self
+    def on_train_epoch_start(self) -> None:
+        keep_frozen(self.model)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         args, kwargs = arguments(batch, None, self.model, self.target)

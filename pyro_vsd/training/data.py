@@ -88,7 +88,7 @@ class Batches:
         else:
             own = getattr(data, "batch_size", None)
             if isinstance(data, list):
-                self.num_rows = sum(num_rows(batch, name) for batch in data)
+                self.num_rows = sum(num_rows(batch, name) for batch in self._loaded())
             elif hasattr(getattr(data, "dataset", None), "__len__"):
                 self.num_rows = len(data.dataset)
         if self.num_rows == 0:
@@ -129,7 +129,7 @@ class Batches:
         sampler: Any = getattr(self.data, "sampler", None)
         if hasattr(sampler, "set_epoch"):  # a DistributedSampler shuffles by the epoch's number
             sampler.set_epoch(epoch)
-        batches = iter(self.data)  # a DataLoader's workers start here
+        batches = self._loaded()
         return iter(lambda: list(islice(batches, accumulate)), [])
 
     def num_steps(self, accumulate: int = 1, world: int = 1) -> int | None:
@@ -176,13 +176,12 @@ class Batches:
         [2, 1]
         """
         if self.is_loader:
-            source: Iterator[Any] = iter(self.data)
+            source: Iterator[Any] = self._loaded()
         else:
             size = min(self.batch_size, largest or self.batch_size)
             source = (self.take(rows) for rows in self._shuffled(seed, size))
         seen = 0
         for batch in source:
-            batch = dict(batch) if isinstance(batch, Mapping) else batch
             batch = take_rows(batch, slice(min(largest or at_most, at_most - seen)))
             seen += num_rows(batch, self.name)
             yield batch
@@ -194,13 +193,17 @@ class Batches:
     def share(self, rank: int = 0, world: int = 1) -> Iterator[Any]:
         """All rows for an evaluation, in their own order, each in one process: tensors as one batch."""
         if self.is_loader:
-            return iter(self.data) if self._distributed else islice(self.data, rank, None, world)
+            return self._loaded() if self._distributed else islice(self._loaded(), rank, None, world)
         if self.dataset is not None:
             own = torch.arange(rank, self.num_rows, world)
             return (self.take(own[part]) for part in split_rows(len(own), self.batch_size))
         return iter([self.take(slice(rank, None, world))] if rank < self.num_rows else [])
 
     # ---- loaders
+
+    def _loaded(self) -> Iterator[Any]:
+        """A loader's batches, mappings as dicts."""
+        return (dict(batch) if isinstance(batch, Mapping) else batch for batch in self.data)
 
     @property
     def _distributed(self) -> bool:
@@ -241,18 +244,18 @@ class ShortBatchWatch:
     scaled by N/B, and the optimiser makes a full step for it."""
 
     def __init__(self) -> None:
-        self.largest = 0
+        self.largest, self.warned = 0, False
 
     def look(self, batch: Any) -> None:
         rows = num_rows(batch, "batch")
-        if _SHORT * rows <= self.largest:
+        if _SHORT * rows <= self.largest and not self.warned:
+            self.warned = True
             warnings.warn(
                 f"a batch has {rows} row{'s' * (rows > 1)}, others have {self.largest}: each of its rows weighs "
                 f"{self.largest / rows:.3g} times as much, which can ruin training. Make the DataLoader with "
                 "drop_last=True, or pass tensors or the Dataset to vsd.fit, which makes batches of near-equal size.",
                 stacklevel=3,
             )
-            rows = 2**62  # once
         self.largest = max(self.largest, rows)
 
 

@@ -51,9 +51,9 @@ __all__ = [
     "EarlyStopping",
     "check_rate",
     "fit",
+    "keep_frozen",
     "make_elbo",
     "make_optimizer",
-    "training_mode",
 ]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
@@ -220,7 +220,8 @@ def fit(
             torch.manual_seed(mix_seed(order_seed, group.rank))
             batches.check_shared()
         if isinstance(model, nn.Module):
-            training_mode(model)
+            model.train()
+            keep_frozen(model)
         if isinstance(guide, nn.Module) and not any(True for _ in guide.named_parameters()):
             for (first,) in islice(batches.steps(0, order_seed), 1):  # which makes the guide's parameters
                 args, kwargs = arguments(first, None, model, target)
@@ -286,9 +287,8 @@ def check_rate(lr: Any, optimizer: Any) -> float | None:
     return lr
 
 
-def training_mode(model: nn.Module) -> None:
-    """Training mode, but for batch norms whose parameters are frozen: their statistics do not move either."""
-    model.train()
+def keep_frozen(model: nn.Module) -> None:
+    """Evaluation mode for batch norms whose parameters are frozen: their statistics do not move either."""
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         if hasattr(module, "running_mean") and own and not any(p.requires_grad for p in own):

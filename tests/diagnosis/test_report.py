@@ -306,6 +306,20 @@ def test_a_loader_knows_its_batch_size():
     assert "batch size" in report.findings[0].text
 
 
+def test_under_confident_classes():
+    """Half of the signal is noise: the most probable class is right more often than its probability says."""
+    x = torch.randn(400, 4)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 2])), num_data=200)
+    guide = vsd.VSDGuide(model, init_alpha=1e-4)
+    with torch.no_grad():
+        guide.get_parameter("theta.net.0.weight").copy_(torch.tensor([[0.5] * 4, [-0.5] * 4]))
+        model.net.network[0].bias.zero_()
+    y = (x.sum(-1) < 0).long()
+    report = diagnose(model, guide, (x[:200], y[:200]), (x[200:], y[200:]))
+    assert report.prediction["overconfidence"] < -0.1
+    assert "too_unsure" in {finding.code for finding in report.findings}
+
+
 def test_batches_as_keywords():
     model, guide, (x, y) = untrained()
     halves = [(x[:100], y[:100]), (x[100:], y[100:])]

@@ -52,7 +52,9 @@ def test_without_samples():
     assert Prediction.concat([prediction[:2], prediction[2:]]).samples is None
 
 
-@pytest.mark.parametrize("others", [[], [classes(), gaussians(5, 7)], [classes(), classes(9)]], ids=["none", "kind", "S"])
+@pytest.mark.parametrize(
+    "others", [[], [classes(), gaussians(5, 7)], [classes(), classes(9)]], ids=["none", "kind", "S"]
+)
 def test_what_cannot_be_joined(others):
     with pytest.raises(ValueError, match=r"\bpredictions\b"):
         Prediction.concat(others)
