@@ -147,7 +147,10 @@ MODELS = {
     "class-weights": (gated(class_weights=[1.0, 2.0, 0.5]), named, {}, {}),
     "sample-weights": (cases.classifier, weighted, {}, {}),
     "multi-label": (
-        lambda: vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([cases.D, 5, 2])), cases.N), multilabel, {}, {},
+        lambda: vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([cases.D, 5, 2])), cases.N),
+        multilabel,
+        {},
+        {},
     ),
 }
 
