@@ -30,7 +30,8 @@ from pyro_vsd._utils import (
 from pyro_vsd.distributions import LazyWeight, ScaleMixtureNormal, StructuredDropout
 from pyro_vsd.distributions.kl import hierarchical_terms
 from pyro_vsd.distributions.lazy_weight import ParticleTensor
-from pyro_vsd.infer.parameters import OwnParameters
+from pyro_vsd.infer.guide import VSDGuide
+from pyro_vsd.infer.parameters import OwnParameters, asked_by_optimizer
 
 __all__ = ["VSD_ELBO"]
 
@@ -390,9 +391,9 @@ class VSD_ELBO(ELBO):
 
 class _Loss(ELBOModule):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        if isinstance(self.guide, nn.Module):
-            self.guide.parameters()  # a guide without any would not be trained: it says what to do
-        return super().parameters(recurse)
+        yield from super().parameters(recurse)
+        if isinstance(self.guide, VSDGuide) and not self.guide.sites and asked_by_optimizer():
+            self.guide.parameter_groups()  # raises: such a guide would not be trained
 
 
 def _constant(scale: Any) -> float | None:

@@ -26,7 +26,7 @@ from pyro_vsd._utils import (
 from pyro_vsd.distributions import HouseholderNormal, StructuredDropout
 from pyro_vsd.distributions.lazy_weight import NoiseSource
 from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform, support_from_plain
-from pyro_vsd.infer.parameters import as_parameter, holder_of, set_parameter
+from pyro_vsd.infer.parameters import as_parameter, asked_by_optimizer, holder_of, set_parameter
 from pyro_vsd.infer.sites import Entry, Site, listed_entries, make_sites, traced_entries, tracing_model
 from pyro_vsd.infer.vectors import VECTORS, make_vectors
 from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
@@ -223,9 +223,10 @@ class VSDGuide(AutoGuide):
         return values
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All parameters; raises where there are none yet, since an optimiser would then train nothing."""
-        self._require_setup()
-        return super().parameters(recurse)
+        """All parameters. An optimiser that asks before there are any gets an error that says what to do."""
+        yield from super().parameters(recurse)
+        if not self.sites and asked_by_optimizer():
+            self._require_setup()
 
     def parameter_groups(self, lr: float = 1e-3, **rates: float) -> list[dict[str, Any]]:
         """Groups for a torch optimiser, one for each role and one for the model's own parameters (``model``).
