@@ -1,8 +1,10 @@
 """What every part of the package needs: checks of options, rows of nested tensors, parameters, modes, seeds."""
 
+import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -19,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "BatchWatch",
     "Watch",
     "base_constraint",
     "base_distribution",
@@ -28,6 +31,7 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "evaluation_mode",
+    "call_arguments",
     "flatten_dict",
     "free_name",
     "gauss_hermite",
@@ -35,7 +39,9 @@ __all__ = [
     "map_tensors",
     "mix_seed",
     "num_rows",
+    "packs_inputs",
     "split_rows",
+    "split_target",
     "take_rows",
     "tensors_in",
     "to_device",
@@ -162,6 +168,79 @@ def to_device(tree: Any, device: torch.device | None) -> Any:
     if device is None:
         return tree
     return map_tensors(lambda t: t if t.device == device else t.to(device, non_blocking=True), tree)
+
+
+# ---- batches
+
+# Entries of a dict that are no input: the target, if its key is not given, and the weights of the rows.
+_TARGETS, _WEIGHT = ("labels", "y"), "sample_weight"
+# How many batches are compared: two different ones by chance have the same labels, four hardly.
+_LOOKS = 4
+
+
+def split_target(batch: Any, target: str | None = None) -> tuple[tuple[Any, ...], Any]:
+    """The inputs of a batch, a dict of them as one, and its target: the last part, or a dict's entry ``target``;
+    ``None`` if there is none.
+
+    >>> (inputs,), y = split_target({"ids": torch.zeros(3), "labels": torch.ones(3)})
+    >>> list(inputs), len(y)
+    (['ids'], 3)
+    """
+    if isinstance(batch, Mapping):
+        key = next((name for name in ((target,) if target else _TARGETS) if name in batch), None)
+        return ({k: v for k, v in batch.items() if k not in (key, _WEIGHT)},), batch[key] if key else None
+    if isinstance(batch, (tuple, list)):
+        return (tuple(batch[:-1]), batch[-1]) if len(batch) > 1 else (tuple(batch), None)
+    return (batch,), None
+
+
+def call_arguments(model: Any, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as arguments of the model. Models of ``vsd.nn`` take several, or a dict, as one argument; of others a dict
+    is the keyword arguments, unless they have an argument that is a dict."""
+    if len(inputs) != 1 or not isinstance(inputs[0], Mapping):
+        return ((inputs,) if len(inputs) > 1 and packs_inputs(model) else inputs), {}
+    named = dict(inputs[0])
+    if packs_inputs(model):
+        return (named["x"] if set(named) == {"x"} else named,), {}
+    try:
+        inspect.signature(model.forward if isinstance(model, nn.Module) else model).bind(**named)
+    except TypeError:
+        return (named,), {}
+    return (), named
+
+
+def packs_inputs(model: Any) -> bool:
+    return bool(getattr(pyro.poutine.unwrap(model), "packs_inputs", False))
+
+
+class BatchWatch:
+    """Warns once if the first few batches of a training run hold different targets, where the likelihood counts them
+    as the whole data.
+
+    Targets are compared in sorted order, since a full batch may come shuffled, and inputs not at all, since they may
+    be augmented. On a GPU each of the few looks waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.of: Any = None
+        self.first: Tensor | None = None
+
+    def look(self, y: Tensor, message: str) -> None:
+        if self.of != (y.shape, y.dtype):  # the data has grown, as in active learning, or been cast
+            self.looks, self.of, self.first = 0, (y.shape, y.dtype), None
+        if self.looks >= _LOOKS or is_capturing():
+            return
+        self.looks += 1
+        # NaN, which may stand for missing targets, is equal to nothing.
+        targets = y.detach().cpu().flatten().nan_to_num().sort().values
+        if self.first is None:
+            self.first = targets
+        elif not torch.equal(self.first, targets):
+            self.looks = _LOOKS
+            warnings.warn(message, stacklevel=3)
+        if self.looks >= _LOOKS:
+            self.first = None
 
 
 # ---- modules and their parameters

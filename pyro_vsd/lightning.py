@@ -20,9 +20,9 @@ from pyro_vsd.metrics import Stream
 from pyro_vsd.prediction import Prediction
 from pyro_vsd.training.checkpoint import get_rng_state, set_rng_state, to_plain
 from pyro_vsd.training.compiling import CompiledLoss, steps_not_counted
-from pyro_vsd.training.data import arguments
+from pyro_vsd.training.data import ShortBatchWatch, arguments, inputs_and_target
 from pyro_vsd.training.distributed import Group, seed_everything
-from pyro_vsd.training.fitting import LOOK_EVERY, make_optimizer
+from pyro_vsd.training.fitting import LOOK_EVERY, check_rate, keep_frozen, make_elbo, make_optimizer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -33,7 +33,8 @@ __all__ = ["VSDModule"]
 class VSDModule(LightningModule):
     """A model and its guide for Lightning's ``Trainer``.
 
-    Batches are ``(x, y)`` or dicts of the model's arguments. It logs ``train_loss``, ``train_log_likelihood`` and
+    Batches are ``(x, y)``, ``(x1, x2, y)`` or dicts, as for :func:`vsd.fit <pyro_vsd.training.fit>`; frozen batch norms
+    and short batches are treated as there. It logs ``train_loss``, ``train_log_likelihood`` and
     ``train_kl`` of each step, for the full data, and all metrics of ``vsd.metrics`` over the rows of all processes, as
     ``val_nll``, ``test_rmse``, …. Each process draws its own noise, whatever the seed.
 
@@ -43,14 +44,18 @@ class VSDModule(LightningModule):
 
     :param model: a Pyro model that is a module.
     :param guide: its guide, with parameters: hand-written models call ``guide.setup(x, y)`` first.
-    :param elbo: the objective, with its KL weight or schedule: ``VSD_ELBO(kl_weight=…)``. A schedule counts the
-        optimiser's steps, also with ``accumulate_grad_batches``.
+    :param elbo: the objective, with its KL weight or schedule; by default ``VSD_ELBO(kl_weight=kl_weight)``. A schedule
+        counts the optimiser's steps, also with ``accumulate_grad_batches``.
+    :param lr: the learning rate of all parameters; of ``optimizer``, if that is a function.
+    :param kl_weight: λ of the default objective.
     :param optimizer: one of ``torch.optim``, or a function of parameter groups (``name`` and ``params``) that makes
         one, such as ``torch.optim.AdamW``. By default Adam.
     :param scheduler: a function of the optimiser that makes a learning-rate scheduler, or a dict for Lightning:
         ``lambda o: {"scheduler": ReduceLROnPlateau(o), "monitor": "val_nll"}``.
     :param num_samples: posterior samples of validation, test and prediction.
-    :param num_inputs: how many of a batch's tensors are the model's inputs; for validation the last one is the target.
+    :param num_inputs: how many of a batch's tensors are the inputs of predictions; by default all but the last one,
+        the target.
+    :param target: the key of the targets in dicts; by default ``"labels"`` or ``"y"``.
     :param compile: whether loss and gradients are compiled, as by :func:`pyro_vsd.compile_step`. Lightning scales,
         accumulates, clips and steps as usual. Several processes and mixed precision run eagerly, with a warning.
     :param predict_options: further options of ``vsd.predict``.
@@ -67,10 +72,13 @@ class VSDModule(LightningModule):
         guide: nn.Module,
         elbo: Any = None,
         *,
+        lr: float | None = None,
+        kl_weight: Any = None,
         optimizer: Any = None,
         scheduler: Any = None,
         num_samples: int = 20,
-        num_inputs: int = 1,
+        num_inputs: int | None = None,
+        target: str | None = None,
         compile: bool = False,
         **predict_options: Any,
     ):
@@ -78,13 +86,16 @@ class VSDModule(LightningModule):
         for name, value in (("model", model), ("guide", guide)):
             if not isinstance(value, nn.Module):
                 raise TypeError(f"{name} must be a module, whose parameters Lightning can save, not {value!r}.")
-        if not any(True for _ in guide.parameters()):
+        if not any(True for _ in guide.named_parameters()):
             raise ValueError("guide has no parameters yet. Call guide.setup(x, y) with the model's arguments first.")
         check_integer("num_samples", num_samples, 1)
-        check_integer("num_inputs", num_inputs, 1)
-        self.elbo = VSD_ELBO() if elbo is None else elbo
+        if num_inputs is not None:
+            check_integer("num_inputs", num_inputs, 1)
+        self.elbo = make_elbo(elbo, kl_weight)
         self.loss = self.elbo(model, guide)
-        self.optimizer, self.scheduler, self.num_inputs = optimizer, scheduler, num_inputs
+        self.lr = check_rate(lr, optimizer)
+        self.optimizer, self.scheduler, self.num_inputs, self.target = optimizer, scheduler, num_inputs, target
+        self._watch = ShortBatchWatch()
         self.options = {"progress": False, "num_samples": num_samples, **predict_options}
         self._with_compiler = compile
         self._compiled_loss: CompiledLoss | None = None
@@ -110,8 +121,12 @@ class VSDModule(LightningModule):
 
     # ---- training
 
+    def on_train_epoch_start(self) -> None:
+        keep_frozen(self.model)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        args, kwargs = arguments(batch)
+        args, kwargs = arguments(batch, None, self.model, self.target)
+        self._watch.look((args, kwargs))
         with steps_not_counted(self.elbo):
             compiled = self._compiled_loss
             loss: Tensor = self.loss(*args, **kwargs) if compiled is None else compiled.differentiable(args, kwargs)
@@ -120,7 +135,7 @@ class VSDModule(LightningModule):
         values, terms = {"train_loss": loss.detach()}, getattr(self.elbo, "terms", None)
         if terms:
             values |= {"train_log_likelihood": terms["log_likelihood"], "train_kl": sum(terms["kl"].values())}
-        self.log_dict(values, batch_size=num_rows(batch, "batch"))
+        self.log_dict(values, batch_size=num_rows((args, kwargs), "batch"))
         return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +144,7 @@ class VSDModule(LightningModule):
             self.elbo.step += 1
 
     def configure_optimizers(self) -> Any:
-        optimizer = make_optimizer(self.model, self.guide, self.elbo, self.optimizer)
+        optimizer = make_optimizer(self.model, self.guide, self.elbo, self.optimizer, self.lr)
         if not isinstance(optimizer, optim.Optimizer):
             raise TypeError("optimizer must be one of torch.optim, not of Pyro.")
         if self.scheduler is None:
@@ -161,13 +176,15 @@ class VSDModule(LightningModule):
     # ---- metrics
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        args, kwargs = arguments(batch)
-        if kwargs or len(args) <= self.num_inputs:
-            raise ValueError(f"batch must be a tuple of {self.num_inputs} inputs and a target.")
+        inputs, y = inputs_and_target(batch, None, self.target)
+        if y is None or len(inputs) < (self.num_inputs or 1):
+            raise ValueError(
+                f"batch must be a tuple of {self.num_inputs or ''} inputs and a target, or a dict of them."
+            )
         # Always the same noise: the differences between epochs are those of the parameters.
         seed = mix_seed(batch_idx, self.global_rank)
-        found = predict(self.model, self.guide, *args[: self.num_inputs], **{"seed": seed, **self.options})
-        self._streams.setdefault(dataloader_idx, Stream()).update(found, args[-1])
+        found = predict(self.model, self.guide, *inputs[: self.num_inputs], **{"seed": seed, **self.options})
+        self._streams.setdefault(dataloader_idx, Stream()).update(found, y)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.validation_step(batch, batch_idx, dataloader_idx)
@@ -186,9 +203,8 @@ class VSDModule(LightningModule):
         self.on_validation_epoch_end("test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Prediction:
-        """The prediction for a batch: a tensor, or a tuple that begins with the inputs."""
-        inputs = (batch,) if isinstance(batch, Tensor) else arguments(batch)[0][: self.num_inputs]
-        return self(*inputs)
+        """The prediction for a batch: its inputs alone, or with a target, which is left out."""
+        return self(*inputs_and_target(batch, None, self.target)[0][: self.num_inputs])
 
     # ---- checkpoints
 

@@ -1,5 +1,6 @@
 """Estimators for scikit-learn: Bayesian networks by structured dropout behind ``fit`` and ``predict``."""
 
+import copy
 import math
 import threading
 import warnings
@@ -13,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pyro_vsd import metrics
 from pyro_vsd._utils import check_choice, check_integer, check_positive
 from pyro_vsd.ensemble import Ensemble
-from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
+from pyro_vsd.ensemble.members import started_anew
+from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.nn import Classifier, GaussianPrior, HierarchicalPrior, Prior, Regressor, bayesianize, mlp
 from pyro_vsd.nn.networks import xavier_uniform_
 from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
@@ -26,6 +29,7 @@ try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 except ImportError as error:
@@ -33,7 +37,7 @@ except ImportError as error:
         f"pyro_vsd.sklearn needs scikit-learn 1.6 or newer ({error}). Install it: pip install 'pyro_vsd[sklearn]'"
     ) from error
 
-__all__ = ["VSDClassifier", "VSDRegressor"]
+__all__ = ["VSDClassifier", "VSDRegressor", "crps_scorer", "log_likelihood_scorer"]
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
 PRIORS: dict[str, Callable[[], Prior]] = {"gaussian": GaussianPrior, "hierarchical": HierarchicalPrior}
@@ -71,7 +75,10 @@ class _Estimator(BaseEstimator):
         dtype: str = "float64",
         device: str = "cpu",
         random_state: Any = None,
+        module: Any = None,
+        class_weight: Any = None,
     ):
+        self.module, self.class_weight = module, class_weight
         self.hidden_layer_sizes, self.activation = hidden_layer_sizes, activation
         self.num_reflections, self.prior = num_reflections, prior
         self.members, self.kl_weight = members, kl_weight
@@ -82,37 +89,42 @@ class _Estimator(BaseEstimator):
 
     # ---- training
 
-    def _train(self, X: NDArray[Any], y: Tensor, num_outputs: int, make_model: Callable[..., Any], strata: Any) -> None:
+    def _train(
+        self, X: NDArray[Any], y: Tensor, num_outputs: int, make_model: Callable[..., Any], strata: Any, weight: Any
+    ) -> None:
         """Makes and trains the network. ``strata``: classes to split by, or ``None``."""
         sizes, prior, dtype = self._check_settings()
         self.scaler_ = _scaler(X) if self.standardize else None
         x, random = self._inputs(X), check_random_state(self.random_state)
         seed, split_seed = (int(random.randint(2**31 - 1)) for _ in range(2))
         data = (x, y.to(self.device))
+        weights = None if weight is None else torch.tensor(weight, dtype=x.dtype, device=x.device)
+        members = self._num_members(weight is not None)
 
         def make(num_data: int) -> Any:
-            # Drawn again in the estimator's dtype: the initial weights must not depend on torch's default dtype.
             start = torch.initial_seed()
-            plain = mlp([x.shape[1], *sizes, num_outputs], ACTIVATIONS[self.activation]).to(dtype)
-            torch.manual_seed(start)
-            return make_model(bayesianize(xavier_uniform_(plain).to(self.device), prior), num_data=num_data)
+            net = self._network(x.shape[1], sizes, num_outputs, start)
+            if members > 1 and isinstance(self.module, nn.Module):
+                started_anew(net)
+            return make_model(bayesianize(net.to(self.device, dtype), prior), num_data=num_data)
 
-        members = self._num_members()
         with isolated(seed):
             if members > 1:
                 found = self._ensemble(make, data, seed, members)
             else:
-                found = self._single(make, data, seed, split_seed, strata)
+                found = self._single(make, data, weights, seed, split_seed, strata)
         # last: a fit that fails leaves an estimator that is not fitted
         for name, value in {**found, "seed_": seed}.items():
             setattr(self, name, value)
 
     def _single(
-        self, make: Any, data: tuple[Tensor, Tensor], seed: int, split_seed: int, strata: Any
+        self, make: Any, data: tuple[Tensor, Tensor], weights: Tensor | None, seed: int, split_seed: int, strata: Any
     ) -> dict[str, Any]:
-        train, validation = (
-            (data, None) if self.early_stopping is None else self._split(data[0], data[1], split_seed, strata)
-        )
+        train, validation = data, None
+        if self.early_stopping is not None:
+            kept, held_out = self._split(len(data[0]), split_seed, strata)
+            train, validation = (data[0][kept], data[1][kept]), (data[0][held_out], data[1][held_out])
+            weights = None if weights is None else weights[kept]
         rows = len(train[0])
         model = make(rows)
         guide = VSDGuide(model, num_reflections=self.num_reflections)
@@ -127,8 +139,9 @@ class _Estimator(BaseEstimator):
             optimizer=lambda groups: torch.optim.Adam(groups, lr=self.learning_rate),
             scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps),
             scheduler_interval="batch",
-            elbo=VSD_ELBO(kl_weight=1.0 if self._is_auto("kl_weight") else self.kl_weight),
+            kl_weight=1.0 if self._is_auto("kl_weight") else self.kl_weight,
             batch_size=size,
+            sample_weight=weights,
             validation=validation,
             early_stopping=self.early_stopping,
             progress=False,
@@ -156,27 +169,46 @@ class _Estimator(BaseEstimator):
             raise KeyboardInterrupt
         return {"ensemble_": ensemble, "model_": None, "guide_": None, "history_": ensemble.history}
 
-    def _num_members(self) -> int:
-        if not self._is_auto("members"):
-            return int(self.members)
-        return _MEMBERS if self.early_stopping is None else 1
+    def _num_members(self, weighted: bool = False) -> int:
+        if self._is_auto("members"):
+            return _MEMBERS if self.early_stopping is None and not weighted else 1
+        if weighted and int(self.members) > 1:
+            raise ValueError("sample_weight and class_weight go with members=1: an ensemble counts rows equally.")
+        return int(self.members)
 
     def _is_auto(self, name: str) -> bool:
         value = getattr(self, name)
         return isinstance(value, str) and value == "auto"
 
-    def _split(self, x: Tensor, y: Tensor, seed: int, strata: Any) -> tuple[Any, Any]:
-        held_out = math.ceil(self.validation_fraction * len(x))
-        if not 0 < held_out < len(x):
+    def _network(self, num_inputs: int, sizes: list[int], num_outputs: int, seed: int) -> nn.Module:
+        """A network of the estimator's own, or a copy of the user's."""
+        if isinstance(self.module, nn.Module):
+            return copy.deepcopy(self.module)
+        if self.module is not None:
+            made = self.module(num_inputs, num_outputs)
+            if not isinstance(made, nn.Module):
+                raise TypeError(
+                    f"module must be a network or a function (inputs, outputs) that makes one, not {made!r}."
+                )
+            return made
+        # Drawn again in the estimator's dtype: the initial weights must not depend on torch's default dtype.
+        plain = mlp([num_inputs, *sizes, num_outputs], ACTIVATIONS[self.activation]).to(DTYPES[self.dtype])
+        torch.manual_seed(seed)
+        return xavier_uniform_(plain)
+
+    def _split(self, rows: int, seed: int, strata: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Rows for training, and held-out rows."""
+        held_out = math.ceil(self.validation_fraction * rows)
+        if not 0 < held_out < rows:
             raise ValueError(
-                f"early_stopping needs rows for training and for validation; n_samples={len(x)} with "
+                f"early_stopping needs rows for training and for validation; n_samples={rows} with "
                 f"validation_fraction={self.validation_fraction} leaves none for one of them. Use early_stopping=None."
             )
         # A class with too few rows cannot be split evenly.
         if strata is not None and (np.bincount(strata).min() < 2 or held_out < strata.max() + 1):
             strata = None
-        train, held = train_test_split(np.arange(len(x)), test_size=held_out, random_state=seed, stratify=strata)
-        return (x[train], y[train]), (x[held], y[held])
+        kept, held = train_test_split(np.arange(rows), test_size=held_out, random_state=seed, stratify=strata)
+        return kept, held
 
     def _check_settings(self) -> tuple[list[int], Prior, torch.dtype]:
         """Checks what the library's own parts do not check, and looks up names."""
@@ -243,7 +275,7 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param num_reflections: see :class:`~pyro_vsd.infer.VSDGuide`.
     :param prior: ``"gaussian"``, ``"hierarchical"``, or a prior of :mod:`pyro_vsd.nn`.
     :param members: networks in an ensemble (:class:`~pyro_vsd.Ensemble`), mixed by what they predict of held-out rows,
-        then trained again on all rows; 1 for a single network. ``"auto"`` is 5, with early stopping 1.
+        then trained again on all rows; 1 for a single network. ``"auto"`` is 5; with early stopping or weights 1.
     :param kl_weight: see :class:`~pyro_vsd.infer.VSD_ELBO`; for an ensemble one of each member. ``"auto"`` is 1 for a
         single network, and from 0.03 to 3 in an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
@@ -258,6 +290,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param dtype: ``"float64"`` or ``"float32"``.
     :param device: where to compute.
     :param random_state: an integer, a ``RandomState``, or ``None`` for NumPy's global one.
+    :param module: a network of your own in place of ``hidden_layer_sizes`` and ``activation``: an ``nn.Module``, which
+        is copied, or a function ``(inputs, outputs)`` of two numbers that makes one.
 
     :ivar ensemble_: the ensemble, if ``members`` is more than 1.
     :ivar model_: else the network with its observation model, in standardised units.
@@ -293,18 +327,25 @@ class VSDRegressor(RegressorMixin, _Estimator):
         dtype: str = "float64",
         device: str = "cpu",
         random_state: Any = None,
+        module: Any = None,
     ):
         super().__init__(
             hidden_layer_sizes, activation=activation, num_reflections=num_reflections, prior=prior,
             members=members, kl_weight=kl_weight, learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
             num_samples=num_samples, standardize=standardize, early_stopping=early_stopping,
             validation_fraction=validation_fraction, dtype=dtype, device=device, random_state=random_state,
+            module=module,
         )  # fmt: skip
         self.noise = noise
 
-    def fit(self, X: Any, y: Any) -> "VSDRegressor":
-        """Trains on inputs ``(N, F)`` and targets ``(N,)`` or ``(N, D)``."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "VSDRegressor":
+        """Trains on inputs ``(N, F)`` and targets ``(N,)`` or ``(N, D)``.
+
+        :param sample_weight: how often each row counts, ``(N,)``. The KL then weighs as for a data set of as many rows
+            as the weights add up to.
+        """
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        weight = _check_weight(sample_weight, len(X))
         columns = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
         self.target_scaler_, self.target_ndim_ = StandardScaler().fit(columns), y.ndim
         scaled = self.target_scaler_.transform(columns)
@@ -315,7 +356,7 @@ class VSDRegressor(RegressorMixin, _Estimator):
         def make_model(net: nn.Module, num_data: int) -> Regressor:
             return Regressor(net, num_data, noise=self.noise, num_outputs=separate)
 
-        self._train(X, target, 2 * D if self.noise == "heteroscedastic" else D, make_model, None)
+        self._train(X, target, 2 * D if self.noise == "heteroscedastic" else D, make_model, None, weight)
         return self
 
     def predictive(self, X: Any) -> RegressionPrediction:
@@ -366,6 +407,8 @@ class VSDClassifier(ClassifierMixin, _Estimator):
 
     Parameters are those of :class:`VSDRegressor`, without ``noise``.
 
+    :param class_weight: ``"balanced"``, or a dict from labels to weights; multiplied with ``sample_weight``.
+
     :ivar classes\_: the labels, in the order of the columns of :meth:`predict_proba`.
 
     >>> from sklearn.datasets import load_iris
@@ -375,14 +418,22 @@ class VSDClassifier(ClassifierMixin, _Estimator):
     (150, 3)
     """
 
-    def fit(self, X: Any, y: Any) -> "VSDClassifier":
-        """Trains on inputs ``(N, F)`` and labels ``(N,)`` of any kind."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "VSDClassifier":
+        """Trains on inputs ``(N, F)`` and labels ``(N,)`` of any kind.
+
+        :param sample_weight: how often each row counts, ``(N,)``. The KL then weighs as for a data set of as many rows
+            as the weights add up to.
+        """
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y holds one class only, {self.classes_[0]!r}: a classifier needs two.")
-        self._train(X, torch.tensor(labels), len(self.classes_), Classifier, labels)
+        weight = _check_weight(sample_weight, len(X))
+        if self.class_weight is not None:
+            by_class = compute_sample_weight(self.class_weight, y)
+            weight = by_class if weight is None else weight * by_class
+        self._train(X, torch.tensor(labels), len(self.classes_), Classifier, labels, weight)
         return self
 
     def predictive(self, X: Any) -> ClassificationPrediction:
@@ -410,6 +461,51 @@ def _scaler(X: NDArray[Any]) -> StandardScaler:
     scaler = StandardScaler().fit(X)
     scaler.scale_ = np.maximum(scaler.scale_, _RANGE * np.ptp(X, axis=0))
     return scaler
+
+
+def _check_weight(weight: Any, rows: int) -> NDArray[Any] | None:
+    if weight is None:
+        return None
+    weight = np.asarray(weight, dtype=np.float64)
+    if weight.shape != (rows,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
+        raise ValueError(f"sample_weight must be {rows} numbers >= 0, one for each row of X, and not all zero.")
+    return weight
+
+
+def log_likelihood_scorer(estimator: Any, X: Any, y: Any) -> float:
+    """The mean log-likelihood of targets, which sees uncertainty: ``GridSearchCV(…, scoring=log_likelihood_scorer)``.
+
+    :param estimator: a fitted :class:`VSDRegressor` or :class:`VSDClassifier`, alone or at the end of a pipeline.
+
+    >>> X = np.linspace(-1, 1, 30)[:, None]
+    >>> regressor = VSDRegressor((8,), epochs=3, random_state=0).fit(X, X[:, 0])
+    >>> log_likelihood_scorer(regressor, X, X[:, 0]) < 0
+    True
+    """
+    last, X = _last_step(estimator, X)
+    if isinstance(last, VSDClassifier):
+        known = {label: place for place, label in enumerate(last.classes_.tolist())}
+        places = [known.get(label, -1) for label in np.asarray(y).tolist()]
+        if -1 in places:  # a class that training has not seen has no probability
+            return -math.inf
+        y = torch.tensor(places)
+    return float(last.predictive(X).log_prob(y).mean())
+
+
+def crps_scorer(estimator: Any, X: Any, y: Any) -> float:
+    """Minus the continuous ranked probability score of a regressor, so that larger is better, as scorers have it.
+
+    :param estimator: a fitted :class:`VSDRegressor`, alone or at the end of a pipeline.
+    """
+    last, X = _last_step(estimator, X)
+    return -float(metrics.crps(last.predictive(X), y))
+
+
+def _last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
+    """The last step of a pipeline, or the estimator, and its inputs."""
+    if not hasattr(estimator, "steps"):
+        return estimator, X
+    return estimator[-1], estimator[:-1].transform(X) if len(estimator) > 1 else X
 
 
 @contextmanager

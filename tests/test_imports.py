@@ -45,7 +45,7 @@ ONLY_IN = {
     "matplotlib": {"plots"},
     "sklearn": {"datasets", "sklearn"},
     "lightning": {"lightning"},
-    "pandas": {"metrics", "training", "diagnosis"},
+    "pandas": {"metrics", "prediction", "training", "diagnosis"},
 }
 MAY_NOT = {"ops": {"pyro", "torchvision", "tqdm"}, "__init__": {"torchvision", "numpy", "tqdm"}}
 

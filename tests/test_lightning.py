@@ -406,10 +406,65 @@ def test_an_optimizer_of_pyro():
         module(optimizer=pyro.optim.Adam({})).configure_optimizers()
 
 
-@pytest.mark.parametrize("batch", [[torch.ones(2, 3)], {"x": torch.ones(2, 3), "y": torch.ones(2)}], ids=["x", "dict"])
+@pytest.mark.parametrize("batch", [[torch.ones(2, 3)], {"x": torch.ones(2, 3), "z": torch.ones(2)}], ids=["x", "dict"])
 def test_batches_that_cannot_be_evaluated(batch, tmp_path):
     with pytest.raises(ValueError, match=r"\bbatch\b"):
         trainer(tmp_path).validate(module(), Once(batch), verbose=False)
+
+
+# ---- several inputs, dicts, short batches, frozen layers
+
+
+class Gated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(cases.D, 1)
+
+    def forward(self, x, gate):
+        return self.linear(x * gate)
+
+
+def gated():
+    return vsd.nn.Regressor(vsd.nn.bayesianize(Gated()), cases.N)
+
+
+class Dicts(torch.utils.data.Dataset):
+    def __len__(self):
+        return cases.N
+
+    def __getitem__(self, i):
+        x, y = cases.data()[i]
+        return {"x": x, "gate": (x > 0).to(x), "answer": y}
+
+
+def test_several_inputs_and_dicts(tmp_path):
+    x, y = cases.data().x, cases.data().y
+    tuples = DataLoader(TensorDataset(x, (x > 0).to(x), y), batch_size=8)
+    results = []
+    for data, options in ((tuples, {}), (DataLoader(Dicts(), batch_size=8), {"target": "answer"})):
+        found = module(gated, elbo=None, lr=0.03, kl_weight=2.0, **options)
+        run = train(found, tmp_path, epochs=2, data=data)
+        predictions = run.predict(found, data)
+        results.append((values(found), run.validate(found, data, verbose=False), predictions))
+        assert len(vsd.Prediction.concat(predictions)) == cases.N
+    assert cases.same(results[0][0], results[1][0])
+    assert results[0][1][0] == pytest.approx(results[1][1][0])
+    assert found.elbo.kl_weight == 2.0
+
+
+def test_a_short_batch(tmp_path):
+    data = cases.data(25)
+    with pytest.warns(UserWarning, match=r"drop_last=True"):
+        train(module(lambda: cases.regressor(25)), tmp_path, epochs=1, data=loader(data, 8))
+
+
+def test_frozen_statistics(tmp_path):
+    found = module(cases.batch_norm)
+    norm = found.model.net.network[1]
+    for parameter in norm.parameters():
+        parameter.requires_grad_(False)
+    train(found, tmp_path, epochs=1)
+    assert not norm.running_mean.any()
 
 
 # ---- two processes

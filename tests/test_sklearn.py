@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
-from pyro_vsd.sklearn import VSDClassifier, VSDRegressor  # noqa: E402
+from pyro_vsd.sklearn import VSDClassifier, VSDRegressor, crps_scorer, log_likelihood_scorer  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
@@ -68,7 +68,14 @@ def classifier():
     return VSDClassifier(random_state=0, **SMALL).fit(*blobs())
 
 
-@parametrize_with_checks([VSDRegressor(random_state=0, **SMALL), VSDClassifier(random_state=0, **SMALL)])
+# Rows of weight 0 are still in batches, so that batches and noise are not those of a training run without them.
+NOT_MET = {"check_sample_weight_equivalence_on_dense_data": "the order of rows and their noise are random"}
+
+
+@parametrize_with_checks(
+    [VSDRegressor(random_state=0, **SMALL), VSDClassifier(random_state=0, **SMALL)],
+    expected_failed_checks=lambda estimator: NOT_MET,
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -403,3 +410,63 @@ def test_columns_that_hardly_vary_are_not_blown_up():
     rare[0] = 1
     regressor = VSDRegressor(random_state=0, **SMALL).fit(np.hstack([x, rare, np.ones((200, 1))]), y)
     assert regressor.scaler_.scale_ == pytest.approx([x.std(), 1 / 8, 1])
+
+
+# ---- weights, networks of one's own, scores
+
+
+def test_weights_of_rows_and_classes():
+    """What does not count is not learned; a class that counts more is predicted more often."""
+    X = np.random.default_rng(0).normal(size=(120, 3))
+    y = (X[:, 0] > 0).astype(int)
+    weight = (np.arange(120) < 80).astype(float)
+    settings = {**SMALL, "random_state": 0}
+    right = VSDClassifier(**settings).fit(X, np.where(weight > 0, y, 1 - y), sample_weight=weight)
+    assert right.score(X, y) > 0.9
+    plain = VSDClassifier(**settings).fit(X, y)
+    both = VSDClassifier(class_weight={0: 1.0, 1: 3.0}, **settings).fit(X, y)
+    by_hand = VSDClassifier(**settings).fit(X, y, sample_weight=np.where(y == 1, 3.0, 1.0))
+    np.testing.assert_allclose(both.predict_proba(X), by_hand.predict_proba(X))
+    assert both.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean()
+    VSDRegressor(early_stopping=2, **settings).fit(X, X[:, 0], sample_weight=weight)
+    for bad in (np.ones(3), -weight, 0 * weight):
+        with pytest.raises(ValueError, match=r"\bsample_weight\b"):
+            VSDRegressor(**settings).fit(X, X[:, 0], sample_weight=bad)
+
+
+@pytest.mark.parametrize("factory", [True, False])
+def test_a_network_of_ones_own(factory):
+    X, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+
+    def make(inputs, outputs):
+        return torch.nn.Sequential(torch.nn.Linear(inputs, 6), torch.nn.Tanh(), torch.nn.Linear(6, outputs))
+
+    module = make if factory else make(4, 3)
+    start = None if factory else {k: v.clone() for k, v in module.state_dict().items()}
+    found = sklearn.base.clone(VSDClassifier(module=module, random_state=0, **SMALL)).fit(X, y)
+    assert isinstance(found.model_.net.network[1], torch.nn.Tanh)
+    assert found.predict_proba(X).shape == (60, 3)
+    if not factory:
+        assert all(torch.equal(value, start[name]) for name, value in module.state_dict().items())
+    with pytest.raises(TypeError, match=r"\bmodule\b"):
+        VSDClassifier(module=lambda inputs, outputs: None, **SMALL).fit(X, y)
+
+
+def test_scores():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    y = X[:, 0] + 0.1 * X[:, 1]
+    pipeline = make_pipeline(StandardScaler(), VSDRegressor(random_state=0, **SMALL)).fit(X, y)
+    prediction = pipeline[-1].predictive(pipeline[0].transform(X))
+    expected = vsd.metrics.log_likelihood(prediction, torch.tensor(y))
+    assert log_likelihood_scorer(pipeline, X, y) == pytest.approx(expected)
+    assert crps_scorer(pipeline, X, y) == pytest.approx(-vsd.metrics.crps(prediction, torch.tensor(y)))
+    labels = np.where(y > 0, "yes", "no")
+    classifier = VSDClassifier(random_state=0, **SMALL).fit(X, labels)
+    places = torch.tensor((y > 0).astype(int))
+    assert log_likelihood_scorer(classifier, X, labels) == pytest.approx(
+        -vsd.metrics.nll(classifier.predictive(X), places)
+    )
+    assert log_likelihood_scorer(classifier, X, np.where(y > 1, "else", labels)) == -np.inf
+    search = GridSearchCV(VSDRegressor(random_state=0, **SMALL), {"kl_weight": [0.1, 100.0]}, cv=2,
+                          scoring=log_likelihood_scorer).fit(X, y)  # fmt: skip
+    assert search.best_params_ == {"kl_weight": 0.1}

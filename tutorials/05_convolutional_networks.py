@@ -210,9 +210,9 @@ for name, selection in {"all layers": {}, "fc only": {"include": "fc"}}.items():
 # %% [markdown]
 # The noise adds very few parameters, and the network soon fits the eight images. For a large trained network the usual
 # choice is noise on the last layer only: freeze the other parameters with `requires_grad_(False)` before `bayesianize`,
-# and a Bayesian head is trained on top of them. Batch norms still update their running statistics during training, so
-# the features are fixed only in a network without them. On CIFAR-10 noise on the dense layers of a small convolutional
-# network was better than noise on all layers, and cheaper: see "Choosing options" in the documentation.
+# and a Bayesian head is trained on top of them. `vsd.fit` then keeps the running statistics of frozen batch norms,
+# too; in a loop of your own, put these layers into evaluation mode. On CIFAR-10 noise on the dense layers of a small
+# convolutional network was better than noise on all layers, and cheaper: see "Choosing options" in the documentation.
 #
 # ## On a GPU
 #

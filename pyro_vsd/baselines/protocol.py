@@ -274,7 +274,7 @@ class Observation(nn.Module):
             check_classes(y)
             y = check_labels(y, output.shape[-2], output.shape[-1])
         else:
-            check_target(y, (distribution.batch_shape[-1], *distribution.event_shape))
+            y = check_target(y, (distribution.batch_shape[-1], *distribution.event_shape))
         log_prob: Tensor = distribution.log_prob(y)
         return log_prob
 

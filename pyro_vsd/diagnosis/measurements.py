@@ -12,12 +12,20 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from pyro_vsd import metrics
-from pyro_vsd._utils import base_distribution, map_tensors, num_rows, take_rows, tensors_in, to_device
+from pyro_vsd._utils import (
+    base_distribution,
+    call_arguments,
+    map_tensors,
+    num_rows,
+    take_rows,
+    tensors_in,
+    to_device,
+)
 from pyro_vsd.diagnosis.covariance import best_covariance, best_droprates, best_scales, noise_objective
 from pyro_vsd.diagnosis.gauss_newton import curvature_or_reason
 from pyro_vsd.infer import VSD_ELBO, predict
 from pyro_vsd.prediction import ClassificationPrediction, RegressionPrediction
-from pyro_vsd.training.data import Batches, arguments
+from pyro_vsd.training.data import Batches, arguments, inputs_and_target
 
 __all__ = ["Objective", "Rows"]
 
@@ -36,9 +44,17 @@ class Rows(Batches):
     ``seen`` counts the rows of the longest pass so far; ``not_finite`` holds where NaN or infinity were, as "data[0]".
     """
 
-    def __init__(self, *args: Any, at_most: int, seed: int = 0, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        at_most: int,
+        seed: int = 0,
+        device: torch.device | None = None,
+        model: Any = None,
+        target: str | None = None,
+    ) -> None:
         super().__init__(*args)
-        self.at_most, self.seed, self.device = at_most, seed, device
+        self.at_most, self.seed, self.device, self.model, self.target = at_most, seed, device, model, target
         self.seen, self.not_finite = 0, set[str]()
 
     def batches(self, largest: int | None = None) -> Iterator[Any]:
@@ -52,6 +68,9 @@ class Rows(Batches):
                 if not all(bool(tensor.isfinite().all()) for tensor in tensors_in(part)):
                     self.not_finite.add(f"{self.name}[{key!r}]")
             yield to_device(batch, self.device)
+
+    def arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return arguments(batch, None, self.model, self.target)
 
 
 # ---- weights
@@ -100,7 +119,7 @@ def measure_gains(
     reasons: dict[str, str] = {}
     seen = 0
     for batch in rows.batches(largest):
-        matrices, reasons = curvature_or_reason(model, guide, *arguments(batch), max_units)
+        matrices, reasons = curvature_or_reason(model, guide, *rows.arguments(batch), max_units)
         seen += num_rows(batch)
         for name, matrix in matrices.items():
             totals[name] = totals.get(name, torch.zeros_like(matrix)) + num_rows(batch) * matrix
@@ -183,7 +202,7 @@ def measure_objective(model: Any, guide: Any, rows: Rows, elbo: VSD_ELBO, larges
     halves: list[dict[str, Any]] = [dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)]
     counts, recorder = [0, 0], _Observed()
     for number, batch in enumerate(batches):
-        (args, kwargs), size = arguments(batch), num_rows(batch)
+        (args, kwargs), size = rows.arguments(batch), num_rows(batch)
         with torch.enable_grad(), recorder:
             loss = elbo.differentiable_loss(model, guide, *args, **kwargs)
             grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True) if weights else ()
@@ -267,19 +286,24 @@ def measure_prediction(model: Any, guide: Any, rows: Rows, num_samples: int) -> 
     batches = list(rows.batches())
     parts = zip(*map(tensors_in, batches), strict=True)
     whole = iter([torch.cat(part) if part[0].dim() else part[0] for part in parts])
-    args, kwargs = arguments(map_tensors(lambda _: next(whole), batches[0]))
-    if kwargs or len(args) < 2:
-        return "batches are not tuples (x, y) with the targets last"
-    *inputs, y = args
+    inputs, y = inputs_and_target(map_tensors(lambda _: next(whole), batches[0]), None, rows.target)
+    if y is None:
+        return "batches are not tuples (x, y) with the targets last, nor dicts with a target"
+    args, kwargs = call_arguments(model, inputs)
     try:
-        inspect.signature(model.forward if isinstance(model, nn.Module) else model).bind(*inputs)
+        inspect.signature(model.forward if isinstance(model, nn.Module) else model).bind(*args, **kwargs)
     except TypeError as error:
         return f"the model cannot be called without its targets ({error})"
     prediction = predict(model, guide, *inputs, num_samples=num_samples, seed=rows.seed, progress=False)
+    if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() > 2:
+        prediction, y = prediction.by_entry(y)  # tokens, or several labels: each counts
     assert prediction.samples is not None
     values: dict[str, Any] = {"rows": len(y), "num_samples": num_samples}
     if isinstance(prediction, ClassificationPrediction):
-        y = y.long()
+        y = y.reshape(-1).long()
+        gap = prediction.confidence.double() - (prediction.labels == y).double()
+        uncertainty = float(gap.std()) / math.sqrt(len(gap)) if len(gap) > 1 else math.inf
+        values |= {"overconfidence": float(gap.mean()), "overconfidence_error": uncertainty}
         for metric in (metrics.nll, metrics.error_rate, metrics.ece):
             values[metric.__name__] = metric(prediction, y)
         entropy = float(prediction.entropy.mean())
@@ -291,7 +315,9 @@ def measure_prediction(model: Any, guide: Any, rows: Rows, num_samples: int) -> 
         values |= {"coverage": metrics.coverage(prediction, y)}
         values["epistemic_share"] = float(prediction.epistemic.mean() / prediction.variance.mean())
         samples, scales = prediction.require_samples("samples_needed")
-        density = Normal(samples.double(), scales.double(), validate_args=False).log_prob(y.double())
+        density = Normal(samples.double(), scales.double(), validate_args=False).log_prob(
+            y.double().reshape_as(samples[0])
+        )
         densities = density.reshape(*density.shape[:2], -1).sum(-1)
     else:
         assert prediction.components is not None

@@ -15,6 +15,7 @@ from pyro_vsd.diagnosis import measurements
 from pyro_vsd.diagnosis.findings import Finding
 from pyro_vsd.diagnosis.measurements import Objective, Rows
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
+from pyro_vsd.training.fitting import make_elbo
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -127,7 +128,9 @@ def diagnose(
     validation: Any = None,
     *,
     elbo: VSD_ELBO | None = None,
+    kl_weight: float | None = None,
     batch_size: int | None = None,
+    target: str | None = None,
     num_rows: int = 1000,
     num_samples: int = 50,
     max_units: int = 512,
@@ -137,8 +140,8 @@ def diagnose(
 
     The report names mistakes in the setup (equal noise variances with reflections, a ``num_data`` that is not the
     number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that dominates the fit, Θ that
-    did not move or grew without limit, overfitting, and overconfident predictions. It also says how much better noise
-    could gain. With fewer than 30 rows the numbers are only indicative.
+    did not move or grew without limit, overfitting, and predictions that are too sure or not sure
+    enough. It also says how much better noise could gain. With fewer than 30 rows the numbers are only indicative.
 
     Works for models of ``vsd.nn`` and for hand-written Pyro models. The report lists what could not be measured: the
     movement of Θ is known for ``vsd.nn`` alone; predictions need a model that can be called without its last argument,
@@ -151,10 +154,12 @@ def diagnose(
 
     :param model: a Pyro model.
     :param guide: its guide, trained or at least set up.
-    :param data: the training data: ``vsd.datasets.Data``, a tuple ``(x, y)``, or a ``DataLoader``.
+    :param data: the training data, in any form that :func:`vsd.fit <pyro_vsd.training.fit>` takes.
     :param validation: held-out data in the same form; without it predictions are evaluated on ``data``.
     :param elbo: the objective of training, for its ``kl_weight`` and ``kl_scale``; by default ``VSD_ELBO()``.
+    :param kl_weight: that of training, in place of ``elbo``, as for ``vsd.fit``.
     :param batch_size: that of training; by default the loader's, or that of ``vsd.fit``.
+    :param target: the key of the targets in dicts; by default ``"labels"`` or ``"y"``.
     :param num_rows: the largest number of rows to use of each set.
     :param num_samples: posterior samples of the predictions, at least 4.
     :param max_units: weights with more noise units are left out of the search for the best covariance, which is O(K³).
@@ -172,12 +177,14 @@ def diagnose(
         raise ValueError("guide has no parameters yet: train it, call guide.setup(x, y), or load a state first.")
     if elbo is not None and not isinstance(elbo, VSD_ELBO):
         raise TypeError(f"elbo must be the VSD_ELBO of the training run or None, not a {type(elbo).__name__}.")
+    if kl_weight is not None:
+        elbo = make_elbo(elbo, kl_weight)
     check_integer("num_rows", num_rows, 1)
     check_integer("num_samples", num_samples, 4)
     check_integer("max_units", max_units, 0)
     check_integer("seed", seed)
     device = next(guide.parameters()).device
-    options: dict[str, Any] = {"at_most": num_rows, "seed": seed, "device": device}
+    options: dict[str, Any] = {"at_most": num_rows, "seed": seed, "device": device, "model": model, "target": target}
     rows = Rows(data, batch_size, **options)
     held_out = None if validation is None else Rows(validation, batch_size, "validation", **options)
     sources = [rows] if held_out is None else [rows, held_out]
@@ -208,6 +215,7 @@ class _Run:
         self.assumed = elbo is None
         self.elbo = VSD_ELBO() if elbo is None else copy.copy(elbo)
         self.elbo.auto_step = False
+        self.elbo.stop_watching()  # the report says so
         self.elbo.num_particles = 1  # batches average enough
         weight = self.elbo.kl_weight
         self.kl_weight = float(weight(self.elbo.step) if callable(weight) else weight)

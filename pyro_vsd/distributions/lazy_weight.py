@@ -97,6 +97,7 @@ class NoiseSource:
     :param workspace: memory that passes without gradients use again.
     :param scale_posterior: a LogNormal from which each example draws its own z.
     :ivar examples: numbers of examples that the weight was applied to.
+    :ivar sequences: first two sizes of inputs of three or more dimensions.
     :ivar used_dense: whether some operation used the dense draw.
     """
 
@@ -112,6 +113,7 @@ class NoiseSource:
         self.name, self.example_dim = name, example_dim
         self.rows, self.dense, self.workspace, self.scale_posterior = rows, dense, workspace, scale_posterior
         self.examples: set[int] = set()
+        self.sequences: set[tuple[int, int]] = set()
         self.used_dense = False
 
     def scratch(self, name: str, shape: Any, like: Tensor) -> Tensor:
@@ -507,6 +509,8 @@ def _linear(x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk:
     lead = len(draw.particles) if isinstance(x, ParticleTensor) else 0
     inner = x.dim() - lead
     examples = -1 if inner == 1 else (min(draw.source.example_dim, 1) if inner > 2 else 0)
+    if inner > 2 and not examples:
+        draw.source.sequences.add((x.shape[lead], x.shape[lead + 1]))
     if noise_on_input:
         fused = bias is None or bias.dim() == 1
         noisy = _noise_on(x, draw, -1, examples, used_at_once=True)

@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import ELBO
+from pyro.infer.elbo import ELBOModule
 from pyro.infer.util import is_validation_enabled, torch_item
 from pyro.poutine.util import site_is_subsample
 from pyro.util import check_site_shape
@@ -17,11 +18,20 @@ from torch import Tensor, nn
 from torch.distributions import LogNormal, Normal, kl_divergence
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from pyro_vsd._utils import base_distribution, check_choice, check_integer, check_nonnegative, evaluation_mode
+from pyro_vsd._utils import (
+    BatchWatch,
+    base_distribution,
+    check_choice,
+    check_integer,
+    check_nonnegative,
+    evaluation_mode,
+    is_capturing,
+)
 from pyro_vsd.distributions import LazyWeight, ScaleMixtureNormal, StructuredDropout
 from pyro_vsd.distributions.kl import hierarchical_terms
 from pyro_vsd.distributions.lazy_weight import ParticleTensor
-from pyro_vsd.infer.parameters import OwnParameters
+from pyro_vsd.infer.guide import VSDGuide
+from pyro_vsd.infer.parameters import OwnParameters, asked_by_optimizer
 
 __all__ = ["VSD_ELBO"]
 
@@ -29,6 +39,8 @@ __all__ = ["VSD_ELBO"]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Layers round differently in a larger batch, in float32 by far less than this share of the largest density.
 _TOLERANCE = 1e-3
+# So many evaluations with gradients are looked at for wrong scales and shared noise.
+_LOOKS = 8
 
 
 class VSD_ELBO(ELBO):
@@ -59,6 +71,9 @@ class VSD_ELBO(ELBO):
 
     ``step`` counts the training steps, for schedules: each evaluation with gradients is one. Whoever steps the
     optimiser at a different pace (``fit`` does) sets ``auto_step = False`` and counts: ``elbo.step += 1``.
+
+    The first evaluations warn of two mistakes: batches with different targets whose likelihood has scale 1, as from
+    ``pyro.plate("data", len(x))``, and a network that puts the sequence first, so that examples share their noise.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> loss = vsd.VSD_ELBO(kl_weight=0.5)(model, vsd.VSDGuide(model))
@@ -102,6 +117,10 @@ class VSD_ELBO(ELBO):
         self.terms: dict[str, Any] = {}
         self._likelihoods: dict[str, Tensor] = {}
         self._checked: set[tuple[str, torch.Size]] = set()
+        #: scale of the observed sites beside that of the weights in an early evaluation; ``None`` if it varies by row
+        self.likelihood_scale: float | None = None
+        self._looks = 0
+        self._watch: BatchWatch | None = BatchWatch()
         self._vectorized = False  # whether vectorised particles have been tried on the network
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,6 +129,10 @@ class VSD_ELBO(ELBO):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
+
+    def __call__(self, model: Any, guide: Any) -> ELBOModule:
+        """The loss as a module of the arguments of model and guide."""
+        return _Loss(model, guide, self)
 
     # ---- the three ways in
 
@@ -172,7 +195,11 @@ class VSD_ELBO(ELBO):
         share = 1.0 / self.num_particles
         sums: dict[str, Tensor] = {}
         kls: dict[str, Tensor] = {}
+        looks = self._looks < _LOOKS and torch.is_grad_enabled() and not is_capturing()
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
+            if looks:
+                self._look(poutine.unwrap(model), model_trace, guide_trace)
+                looks = False
             ll = self._log_likelihood(model_trace)
             kl = self._kl(model_trace, guide_trace)
             self._remember(model_trace, guide_trace, kl)
@@ -186,6 +213,37 @@ class VSD_ELBO(ELBO):
             given = weight.clone() if isinstance(weight, Tensor) else torch.tensor(float(weight))
             self.terms = {**sums, "kl_weight": given, "kl": kls}
             yield total * share if share != 1 else total
+
+    def stop_watching(self) -> None:
+        """No more looks for wrong scales: whoever calls this has compared them."""
+        self._watch = None
+
+    def _look(self, model: Any, model_trace: Any, guide_trace: Any) -> None:
+        """Warns of mistakes that leave a loss finite and wrong."""
+        self._looks += 1
+        observed = [s for s in model_trace.nodes.values() if s["type"] == "sample" and s["is_observed"]]
+        observed = [s for s in observed if not s["infer"].get("is_deterministic")]
+        weights = [s for s in guide_trace.nodes.values() if isinstance(s.get("value"), LazyWeight)]
+        if not observed or not weights:
+            return
+        site = max(observed, key=lambda s: s["value"].numel())
+        scale, own = _constant(site["scale"]), _constant(weights[0]["scale"])
+        self.likelihood_scale = scale / own if scale and own else None
+        rows = len(site["value"]) if site["value"].dim() else 1
+        if self._watch is not None and self.likelihood_scale == 1 and not hasattr(model, "num_data"):
+            self._watch.look(
+                site["value"],
+                f"the likelihood of a batch of {rows} rows has scale 1, but batches came with different targets: the "
+                "KL weighs as if a batch were all data. Use pyro.plate(name, num_data, subsample_size=len(x)).",
+            )
+        first = sorted(w["name"] for w in weights if _sequence_first(w["value"].draw.source.sequences, rows))
+        if first:
+            self._looks = _LOOKS
+            warnings.warn(
+                f"the {rows} examples of a batch share the noise of {', '.join(first)}: its input has the sequence "
+                "first, (length, batch, …). Use VSDGuide(model, example_dim=1), or batch_first=True in the network.",
+                stacklevel=2,
+            )
 
     def current_weight(self) -> float:
         """λ at the present step."""
@@ -329,6 +387,26 @@ class VSD_ELBO(ELBO):
         if self.kl_scale == "weight":
             kl = posterior.num_columns * kl
         return kl if kl.shape == posterior.batch_shape else kl.expand(posterior.batch_shape)
+
+
+class _Loss(ELBOModule):
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from super().parameters(recurse)
+        if isinstance(self.guide, VSDGuide) and not self.guide.sites and asked_by_optimizer():
+            self.guide.parameter_groups()  # raises: such a guide would not be trained
+
+
+def _constant(scale: Any) -> float | None:
+    """A scale that is the same for all rows, as a number."""
+    if not isinstance(scale, Tensor):
+        return 1.0 if scale is None else float(scale)
+    low, high = scale.detach().aminmax()
+    return float(low) if low == high else None
+
+
+def _sequence_first(inputs: set[tuple[int, int]], rows: int) -> bool:
+    """Whether a weight was applied to inputs of shape ``(length, rows, …)``."""
+    return rows > 1 and any(second == rows != first for first, second in inputs)
 
 
 def _add_shares(sums: dict[str, Tensor], values: dict[str, Tensor], share: float) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,7 +26,7 @@ from pyro_vsd._utils import (
 from pyro_vsd.distributions import HouseholderNormal, StructuredDropout
 from pyro_vsd.distributions.lazy_weight import NoiseSource
 from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform, support_from_plain
-from pyro_vsd.infer.parameters import as_parameter, check_gathered, holder_of, set_parameter
+from pyro_vsd.infer.parameters import as_parameter, asked_by_optimizer, check_gathered, holder_of, set_parameter
 from pyro_vsd.infer.sites import Entry, Site, listed_entries, make_sites, traced_entries, tracing_model
 from pyro_vsd.infer.vectors import VECTORS, make_vectors
 from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
@@ -36,6 +36,8 @@ __all__ = ["VSDGuide"]
 ROLES = ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale", "loc", "log_scale")
 # Halvings that reach float64 from a bracket of a few hundred standard deviations.
 _HALVINGS = 80
+# Quantiles of the noise variances that a guide prints.
+_LEVELS = (0.05, 0.5, 0.95)
 
 
 class VSDGuide(AutoGuide):
@@ -78,6 +80,11 @@ class VSDGuide(AutoGuide):
     >>> guide = vsd.VSDGuide(model, num_reflections=2)
     >>> guide.noise("net.0.weight").event_shape
     torch.Size([4])
+    >>> guide  # doctest: +ELLIPSIS
+    VSDGuide:
+      site          kind    K  T  noise variance
+      net.0.weight  weight  4  2  0...
+      net.2.weight  weight  8  2  0...
     """
 
     def __init__(
@@ -99,6 +106,11 @@ class VSDGuide(AutoGuide):
     ):
         if not callable(model):
             raise TypeError(f"model must be a Pyro model, a function or a module, not {type(model).__name__}.")
+        if hasattr(model, "draw_weights") or type(model).__module__.startswith("torch.nn."):
+            raise TypeError(
+                f"model must have an observed site, and a {type(model).__name__} has none. Wrap the network in "
+                "vsd.nn.Classifier(net, num_data) or vsd.nn.Regressor(net, num_data), after vsd.nn.bayesianize."
+            )
         check_integer("num_reflections", num_reflections, 0)
         check_choice("vectors", vectors, VECTORS)
         if vectors == "low_rank":
@@ -214,6 +226,12 @@ class VSDGuide(AutoGuide):
                 pyro.param(free_name(f"{path}.{name}", parameter), parameter, event_dim=parameter.dim())
             values[key] = network()
         return values
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """All parameters. An optimiser that asks before there are any gets an error that says what to do."""
+        yield from super().parameters(recurse)
+        if not self.sites and asked_by_optimizer():
+            self._require_setup()
 
     def parameter_groups(self, lr: float = 1e-3, **rates: float) -> list[dict[str, Any]]:
         """Groups for a torch optimiser, one for each role and one for the model's own parameters (``model``).
@@ -433,6 +451,27 @@ class VSDGuide(AutoGuide):
             weights = [n for n, s in self.sites.items() if s.kind == "weight"]
             raise ValueError(f"{name!r} is no weight and has no structured noise; the weights are {weights}.")
         return site
+
+    def __repr__(self) -> str:
+        """A table: each site, its kind, K, T, and the median of its noise variances between 5 % and 95 % of them."""
+        if not self.sites:
+            return f"{type(self).__name__}(no parameters yet: call guide.setup(x, y))"
+        table = [["site", "kind", "K", "T", "noise variance"]]
+        for name, site in self.sites.items():
+            cells = [name, "scale z" if site.kind == "scale" else site.kind.replace("_", "-"), "", "", ""]
+            if site.kind == "weight":
+                alpha = self.alpha(name).detach().double().flatten()
+                low, middle, high = (0.0,) * 3 if alpha.is_meta else alpha.quantile(alpha.new_tensor(_LEVELS)).tolist()
+                K, T = site.event_shape[site.noise_dim], self._get("vectors", name).shape[-2]
+                cells[2:] = [str(K), str(T), f"{middle:.2g} ({low:.2g} to {high:.2g})"]
+            table.append(cells)
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        left = (True, True, False, False, True)
+        lines = [
+            "  ".join(c.ljust(w) if at_left else c.rjust(w) for c, w, at_left in zip(row, widths, left, strict=True))
+            for row in table
+        ]
+        return "\n".join([f"{type(self).__name__}:", *(f"  {line}".rstrip() for line in lines)])
 
     # ---- saving: the state is all there is, of plain types, and needs no data to load
 

@@ -1,5 +1,6 @@
 """Parameters on modules, and Pyro's global store: two modules never share a parameter by accident."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -10,7 +11,13 @@ from torch import Tensor, nn
 
 from pyro_vsd._utils import free_name
 
-__all__ = ["OwnParameters", "as_parameter", "check_gathered", "holder_of", "set_parameter"]
+__all__ = ["OwnParameters", "as_parameter", "asked_by_optimizer", "check_gathered", "holder_of", "set_parameter"]
+
+
+def asked_by_optimizer() -> bool:
+    """Whether the generator that calls this is being read by a torch optimiser. Pyro and torch read parameters for
+    other reasons, too, and none is a good answer to those."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torch.optim")
 
 
 def as_parameter(value: Tensor) -> nn.Parameter:

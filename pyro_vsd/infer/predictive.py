@@ -2,29 +2,34 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from pyro_vsd._utils import (
     Watch,
     base_distribution,
+    call_arguments,
     check_integer,
     evaluation_mode,
     map_tensors,
     mix_seed,
     num_rows,
+    split_target,
     take_rows,
     tensors_in,
+    to_device,
 )
 from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
@@ -59,6 +64,7 @@ def predict(
     keep_samples: bool = True,
     progress: bool | None = None,
     site: str | None = None,
+    target: str | None = None,
 ) -> Prediction:
     r"""The predictive distribution :math:`\frac1S \sum_s p(y \mid x, W_s)` of every row of the inputs.
 
@@ -73,7 +79,9 @@ def predict(
 
     :param model: a Pyro model, called as ``model(*inputs)``, without targets.
     :param guide: its guide, set up (trained or loaded).
-    :param inputs: tensors whose first dimension counts the rows; other arguments are passed on.
+    :param inputs: what the model takes: tensors whose first dimension counts the rows, several or a dict of them for
+        networks of several inputs; other arguments are passed on. Or a ``DataLoader``: of each batch the last part is
+        the target and left out, of a dict ``"labels"`` or ``"y"``; a batch of one part is the input.
     :param num_samples: draws per row.
     :param batch_size: rows of the network's input per pass, copies counted.
     :param seed: makes the prediction reproducible; by default a number from torch's global generator.
@@ -82,6 +90,7 @@ def predict(
     :param keep_samples: whether to keep each sample's prediction.
     :param progress: a progress bar; by default one appears in a terminal after some seconds.
     :param site: the observed site, where the model has several.
+    :param target: the key of the targets in a loader's dicts.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> vsd.predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
@@ -98,13 +107,18 @@ def predict(
             "guide: it has no parameters, since it has not seen its model's sites. Train it, call guide.setup(x, y), "
             "or load a state first."
         )
-    rows = num_rows(inputs, "inputs")
-    if not rows:
-        raise ValueError("inputs must have at least one row.")
     if seed is None:
         seed = int(torch.randint(2**62, ()).item())
     check_integer("seed", seed)
     seed = int(seed)  # NumPy's integers overflow
+    if len(inputs) == 1 and _is_loader(inputs[0]):
+        options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "coherent": coherent}
+        options |= {"keep_samples": keep_samples, "site": site}
+        return _of_loader(model, guide, inputs[0], target, seed, progress, options)
+    arguments = call_arguments(model, inputs)
+    rows = num_rows(arguments, "inputs")
+    if not rows:
+        raise ValueError("inputs must have at least one row.")
     devices = {p.device for p in guide.parameters() if p.is_cuda} if isinstance(guide, nn.Module) else set()
     with (
         torch.no_grad(),
@@ -112,8 +126,8 @@ def predict(
         torch.random.fork_rng(devices=sorted(d.index for d in devices)),
         coherent_context() if coherent else contextlib.nullcontext(),
     ):
-        run = _Run(model, guide, inputs, rows, site, seed)
-        size = batch_size or _default_size(inputs, rows)
+        run = _Run(model, guide, arguments, rows, site, seed)
+        size = batch_size or _default_size(arguments, rows)
 
         def collected(plan: _Plan) -> Prediction:
             collector: Collector | None = None
@@ -139,8 +153,34 @@ def predict(
             run.forget()
             prediction = collected(replace(run.plan(coherent), repeats=False, direct=False))
             run.forget()
-        _check_finite(prediction, inputs)
+        _check_finite(prediction, arguments)
         return prediction
+
+
+def _is_loader(inputs: Any) -> bool:
+    if isinstance(inputs, (Tensor, tuple, list, Mapping, str, np.ndarray)):
+        return False
+    return isinstance(inputs, Dataset) or hasattr(inputs, "__iter__")
+
+
+def _of_loader(
+    model: Any, guide: Any, loader: Any, target: str | None, seed: int, progress: bool | None, options: dict[str, Any]
+) -> Prediction:
+    """The predictions for all batches of a loader, as one."""
+    if isinstance(loader, Dataset):
+        loader = DataLoader(loader, batch_size=options["batch_size"] or _COPIES)
+    parameters = guide.parameters() if isinstance(guide, nn.Module) else iter(())
+    device, parts = next((p.device for p in parameters), None), []
+    for number, batch in enumerate(
+        tqdm(loader, "predict", leave=False, disable=None if progress is None else not progress)
+    ):
+        inputs, _ = split_target(to_device(dict(batch) if isinstance(batch, Mapping) else batch, device), target)
+        # noise of each row's own must not come back in each batch
+        options |= {"seed": seed if options["coherent"] else mix_seed(seed, number), "progress": False}
+        parts.append(predict(model, guide, *inputs, **options))
+    if not parts:
+        raise ValueError("inputs has no batch: is the DataLoader empty?")
+    return Prediction.concat(parts)
 
 
 def _seed_generators(seed: int) -> None:
@@ -188,7 +228,10 @@ _MOST_PLANS = 8
 
 
 class _Run:
-    """One prediction: draws from the guide, the model on chosen rows."""
+    """One prediction: draws from the guide, the model on chosen rows.
+
+    :param inputs: positional and keyword arguments of the model.
+    """
 
     def __init__(self, model: Any, guide: Any, inputs: Any, rows: int, site: str | None, seed: int):
         self.model, self.guide, self.inputs, self.rows, self.site, self.seed = model, guide, inputs, rows, site, seed
@@ -206,7 +249,8 @@ class _Run:
     def draw(self, seed: int) -> dict[str, Any]:
         """All latent sites from the guide; mean-field ones by ``seed`` alone, however rows are cut into batches."""
         _seed_generators(seed)
-        trace = poutine.trace(self.guide).get_trace(*self.inputs)
+        args, kwargs = self.inputs
+        trace = poutine.trace(self.guide).get_trace(*args, **kwargs)
         return {
             name: node["value"]
             for name, node in trace.nodes.items()
@@ -227,7 +271,8 @@ class _Run:
         """The node of the observed site for these inputs."""
         try:
             with _Fitting(values):
-                trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*chosen)
+                args, kwargs = chosen
+                trace = poutine.trace(poutine.condition(self.model, data=values)).get_trace(*args, **kwargs)
         except RuntimeError as error:
             # a likelihood that cannot draw: torch's multinomial, for instance
             blamed = any(word in str(error) for word in ("nan", "p_in"))
@@ -340,7 +385,7 @@ class _Run:
     def _direct(self) -> bool:
         """Whether the model's likelihood, given all sites, is what its sample statement has."""
         given = getattr(self.model, "likelihood_given", None)
-        if given is None or len(self.inputs) != 1 or self.site not in (None, "y"):
+        if given is None or len(self.inputs[0]) != 1 or self.inputs[1] or self.site not in (None, "y"):
             return False
         draws, row = self._draws(), take_rows(self.inputs, slice(0, 1))
         draws.fill(1)
@@ -350,7 +395,7 @@ class _Run:
         expected = _sampled([row_distribution(self.distribution(values, row)["fn"], 1)])
         try:
             with _NoSamples():
-                found = _sampled([row_distribution(given(values, *row), 1)])
+                found = _sampled([row_distribution(given(values, *row[0]), 1)])
         except NoiseMismatchError:
             return False
         return torch.equal(found, expected)
@@ -380,7 +425,7 @@ class _Run:
             if not direct:
                 return self.distribution(values, chosen)["fn"]
             with no_samples:
-                return self.model.likelihood_given(values, *chosen)
+                return self.model.likelihood_given(values, *chosen[0])
 
         for start in range(0, num_samples, draws.size):
             drawn = draws.fill(num_samples - start)

@@ -95,6 +95,8 @@ class Batch:
         self.prediction, self.y, self.num_bins, self.level = prediction, y, num_bins, level
         self.num_samples: int | None = getattr(prediction, "num_samples", None)
         if has_classes(prediction):
+            if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() > 2:
+                self.prediction, self.y = prediction, y = prediction.by_entry(y)
             sampled = isinstance(prediction, Prediction) or prediction.ndim == 3
             self.kinds = {"classes", "class samples"} if sampled else {"classes"}
             self.probs, self.labels = labelled(prediction, y)
@@ -160,7 +162,7 @@ def as_tensor(name: str, value: Array) -> Tensor:
 def probabilities(prediction: Classes) -> Tensor:
     """Mean probabilities ``(N, C)``, each row non-negative and summing to one."""
     if isinstance(prediction, ClassificationPrediction):
-        return _check_probabilities(as_tensor("prediction", prediction.probs))
+        return _check_probabilities(as_tensor("prediction", prediction.probs.flatten(0, -2)))
     # samples are checked before they are averaged: a mean could hide a negative probability
     probs = _check_probabilities(_raw(prediction))
     return probs if probs.dim() == 2 else probs.mean(0)
@@ -169,6 +171,8 @@ def probabilities(prediction: Classes) -> Tensor:
 def with_samples(prediction: Classes, needs: str) -> ClassificationPrediction:
     """A prediction with the disagreement of its samples; ``needs`` names the metric for the error."""
     if isinstance(prediction, ClassificationPrediction):
+        if prediction.probs.dim() > 2:
+            prediction = prediction.by_entry()[0]
         _check_probabilities(as_tensor("prediction", prediction.probs))
         return prediction
     samples = _raw(prediction)
@@ -179,7 +183,9 @@ def with_samples(prediction: Classes, needs: str) -> ClassificationPrediction:
 
 
 def labelled(prediction: Classes, y: Array) -> tuple[Tensor, Tensor]:
-    """Mean probabilities ``(N, C)`` and labels ``(N,)``."""
+    """Mean probabilities ``(N, C)`` and labels ``(N,)``; each entry of rows of several classes is a row."""
+    if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() > 2:
+        prediction, y = prediction.by_entry(y)
     probs = probabilities(prediction)
     return probs, check_labels(to_tensor(y, probs.device), *probs.shape)
 
@@ -216,8 +222,7 @@ def _check_probabilities(probs: Tensor) -> Tensor:
 def targets(mean: Tensor, y: Array) -> Tensor:
     """Finite targets, shaped as the mean, which must be finite too."""
     check_finite("prediction", mean)
-    target = to_tensor(y, mean.device)
-    check_target(target, tuple(mean.shape))
+    target = check_target(to_tensor(y, mean.device), tuple(mean.shape))
     check_finite("y", target)
     return target.to(mean.dtype)
 

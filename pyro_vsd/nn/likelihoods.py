@@ -2,7 +2,7 @@
 
 import warnings
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -13,14 +13,16 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_vsd._utils import base_constraint, check_choice, check_integer, check_positive, is_capturing
+from pyro_vsd._utils import BatchWatch, base_constraint, check_choice, check_integer, check_positive, is_capturing
 from pyro_vsd.distributions.lazy_weight import ParticleTensor
 from pyro_vsd.nn.bayesian_network import BayesianNetwork
 
 __all__ = ["BinaryClassifier", "Classifier", "ObservationModel", "Regressor"]
 
-# How many batches of num_data rows are compared: two different ones by chance have the same labels, four hardly.
+# Outputs of so many batches are looked at.
 _LOOKS = 4
+# Labels that count nothing where outputs have positions, as in torch's cross entropy.
+_IGNORED = -100
 _NOISES = ("learned", "latent", "heteroscedastic")
 # Where log σ starts (learned) and has its median (latent): noise of about a third of standardised targets.
 LOG_SIGMA = -1.0
@@ -41,14 +43,20 @@ class ObservationModel(PyroModule):
     If N is the size of a batch by mistake, N / B is 1 and the prior weighs far too much. So the first batches of N rows
     are compared during training, and a warning appears where they hold different targets.
 
+    **Several inputs** come as one argument: a tuple for ``net(*x)``, a dict for ``net(**x)``. A network may return an
+    object with ``.logits``. With weights ``w`` the sum is that of :math:`w_n \log p`: the data then counts as many rows
+    as the sum of all weights, beside the same KL.
+
     :param net: a network from :func:`bayesianize`, or a ``PyroModule`` with ``PyroSample`` weights. It is used, not
         copied.
     :param num_data: N, the number of rows of the whole training set.
     """
 
+    #: several inputs are one argument, a tuple or a dict
+    packs_inputs: ClassVar[bool] = True
     net: nn.Module
     num_data: int
-    _watch: "_BatchWatch"
+    _watch: BatchWatch
 
     def __init__(self, net: nn.Module, num_data: int):
         _check_net(net)
@@ -62,18 +70,26 @@ class ObservationModel(PyroModule):
                 module._pyro_context.used = False
         self.net = net
         self.num_data = int(num_data)
-        self._watch = _BatchWatch()
+        self._watch, self._looks = BatchWatch(), 0
 
-    def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any, y: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """Runs the network and samples or scores ``y``.
 
-        :param x: the network's input; a tuple for networks of several inputs.
+        :param x: the network's input; a tuple or a dict for networks of several inputs.
         :param y: the targets of this batch, or ``None``.
-        :returns: ``y``, or a draw of it.
+        :param weight: how often each row counts, ``(B,)``; by default once.
+        :returns: ``y``, or a draw of it. Logits are the output of ``model.net``.
         """
         if y is not None and not isinstance(y, Tensor):
-            raise TypeError(f"y must be a tensor of targets, not {type(y).__name__}.")
-        return self._observe(*self.likelihood(self._output(x), y))
+            raise TypeError(f"y must be a tensor of targets, not {type(y).__name__}. Pass several inputs as one tuple.")
+        distribution, num_rows, y = self.likelihood(self._output(x), y)
+        if weight is None or y is None:
+            return self._observe(distribution, num_rows, y)
+        if tuple(weight.shape) != (num_rows,):
+            raise ValueError(f"weight must have one entry per row, ({num_rows},), not {tuple(weight.shape)}.")
+        weight = weight if weight.is_floating_point() else weight.to(torch.get_default_dtype())
+        with poutine.scale(scale=weight.clamp(min=torch.finfo(weight.dtype).tiny)):  # Pyro allows no scale of 0
+            return self._observe(distribution, num_rows, y)
 
     def likelihood_given(self, values: dict[str, Tensor], x: Any) -> Any:
         """The distribution of y that :meth:`forward` samples from, given a value of each site of :meth:`latent_sites`;
@@ -85,18 +101,24 @@ class ObservationModel(PyroModule):
 
     def _output(self, x: Any) -> Tensor:
         """The network's output, a plain tensor of at least single precision."""
-        output = self.net(*x) if isinstance(x, tuple) else self.net(x)
+        output = self.net(*x) if isinstance(x, tuple) else self.net(**x) if isinstance(x, dict) else self.net(x)
         if not isinstance(output, Tensor):
-            raise TypeError(
-                f"net must return one tensor, not a {type(output).__name__}. Wrap it in a module that picks the output."
-            )
+            output, kind = getattr(output, "logits", None), type(output).__name__
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"net must return one tensor or an object with .logits, not a {kind}. Wrap it in a module that "
+                    "picks the output."
+                )
         # Subclasses that mark vectorised particles end here, and so does the low precision of autocast.
+        particles = isinstance(output, ParticleTensor)
         if type(output) is not Tensor:
-            if isinstance(output, ParticleTensor) and output.dim() == 2:
+            if particles and output.dim() == 2:
                 output = output.unsqueeze(-1)  # particles in front of outputs (B,)
             output = output.as_subclass(Tensor)
         if output.dtype in (torch.bfloat16, torch.float16):
             output = output.float()
+        if particles:
+            output.particles = True  # type: ignore[attr-defined]  # which positions would look like
         return output
 
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
@@ -117,12 +139,30 @@ class ObservationModel(PyroModule):
                     "whole training set."
                 )
             if num_rows == self.num_data and self.training and torch.is_grad_enabled():
-                self._watch.look(y, num_rows)
+                self._watch.look(
+                    y,
+                    f"num_data={num_rows} is the size of a batch: batches of that size came with different targets. "
+                    "The prior then weighs as if there were no other data. Pass num_data=len(train), the whole set.",
+                )
             # With indices given, Pyro does not draw a permutation of all data in each step.
             plate = pyro.plate("data", self.num_data, subsample=torch.arange(num_rows), dim=-1)
         with plate:
             observed: Tensor = pyro.sample("y", distribution, obs=y)
         return observed
+
+    def _look(self, output: Tensor, looks_like: Any, name: str) -> None:
+        """Warns once if the first outputs of a training run are probabilities."""
+        if self._looks >= _LOOKS or is_capturing() or not output.numel() or not _checks_values():
+            return
+        self._looks += 1
+        if looks_like(output.detach()):
+            self._looks = _LOOKS
+            low, high = (float(value) for value in output.detach().aminmax())
+            warnings.warn(
+                f"net: its outputs look like probabilities (from {low:.2g} to {high:.2g}), but are taken for logits: "
+                f"predictions can never be sure. Leave out the {name} at the end of the network.",
+                stacklevel=2,
+            )
 
     def latent_sites(self) -> dict[str, dict[str, Any]]:
         """All latent sites by their names in a trace, a z before its weight, each with its prior (``"fn"``) and its
@@ -150,39 +190,6 @@ class ObservationModel(PyroModule):
                         getattr(module, name)
         context.used = used
         return recorder.sites
-
-
-class _BatchWatch:
-    """Warns once if batches of ``num_data`` rows differ: then it is the size of a batch, not of the data.
-
-    Targets are compared in sorted order, since a full batch may come shuffled, and inputs not at all, since they may
-    be augmented. On a GPU each of the few looks waits for the device.
-    """
-
-    def __init__(self) -> None:
-        self.looks = 0
-        self.of: Any = None
-        self.first: Tensor | None = None
-
-    def look(self, y: Tensor, num_data: int) -> None:
-        if self.of != (num_data, y.dtype):  # the data has grown, as in active learning, or been cast
-            self.looks, self.of, self.first = 0, (num_data, y.dtype), None
-        if self.looks >= _LOOKS or is_capturing():
-            return
-        self.looks += 1
-        # NaN, which may stand for missing targets, is equal to nothing.
-        targets = y.detach().cpu().flatten().nan_to_num().sort().values
-        if self.first is None:
-            self.first = targets
-        elif not torch.equal(self.first, targets):
-            self.looks = _LOOKS
-            warnings.warn(
-                f"num_data={num_data} is the size of a batch: batches of that size came with different targets. The "
-                "prior then weighs as if there were no other data. Pass num_data=len(train), the whole set.",
-                stacklevel=2,
-            )
-        if self.looks >= _LOOKS:
-            self.first = None
 
 
 class _SiteRecorder(Messenger):
@@ -231,19 +238,37 @@ def _check_net(net: Any) -> None:
 
 
 class Classifier(ObservationModel):
-    r"""One class of C per row.
+    r"""One class of C per row, or for each position of a row.
 
     .. math:: y_n \sim \mathrm{Categorical}(\mathrm{softmax}(f_W(x_n)))
 
-    :param net: a Bayesian network with outputs (logits) ``(B, C)``.
-    :param num_data: the number of rows of the whole training set.
+    Targets are integers from 0 to C - 1: ``(B,)`` for outputs ``(B, C)``, and ``(B, L)`` for the tokens of a sequence,
+    outputs ``(B, L, C)``. ``num_data`` counts rows, not tokens.
 
-    Targets are integers ``(B,)`` from 0 to C - 1.
+    :param net: a Bayesian network with outputs (logits) ``(B, C)`` or ``(B, ..., C)``.
+    :param num_data: the number of rows of the whole training set.
+    :param class_weights: how often a target of each class counts, ``(C,)``. Probabilities are then those of data with
+        such weights, and the KL weighs as for a data set of as many rows as the weights add up to.
+    :param ignore_index: targets of this value count nothing; by default -100 where rows have positions.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 16, 3])), num_data=150)
     >>> model(torch.randn(10, 4)).shape  # classes drawn from the prior's predictions
     torch.Size([10])
     """
+
+    def __init__(
+        self, net: nn.Module, num_data: int, *, class_weights: Any = None, ignore_index: int | None = None
+    ) -> None:
+        super().__init__(net, num_data)
+        if ignore_index is not None:
+            check_integer("ignore_index", ignore_index)
+        self.ignore_index = ignore_index
+        if class_weights is not None:
+            like = next(chain(net.parameters(), net.buffers()))
+            class_weights = torch.as_tensor(class_weights, dtype=like.dtype, device=like.device)
+            if class_weights.dim() != 1 or not bool((class_weights >= 0).all()):
+                raise ValueError(f"class_weights must be one number >= 0 for each class, not {class_weights}.")
+        self.register_buffer("class_weights", class_weights, persistent=False)
 
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
         if output.dim() < 2 or output.shape[-1] < 2:
@@ -251,19 +276,58 @@ class Classifier(ObservationModel):
                 f"net must give outputs (B, C) for two or more classes, not {tuple(output.shape)}. For one output per "
                 "row use BinaryClassifier."
             )
-        num_rows, num_classes = output.shape[-2:]
+        num_classes, positions = output.shape[-1], _num_positions(output)
+        shape = tuple(output.shape[-2 - positions : -1])
+        categorical: Any = dist.Categorical(logits=output, validate_args=False)
         if y is not None:
-            y = _check_labels(y, num_rows, num_classes)
-        return dist.Categorical(logits=output, validate_args=False), num_rows, y
+            self._look(output, _sums_to_one, "softmax")
+            y = _check_shape(y, shape, num_classes)
+            ignored = _IGNORED if positions and self.ignore_index is None else self.ignore_index
+            counted = None if ignored is None else y != ignored
+            y = _check_labels(y if counted is None else torch.where(counted, y, torch.zeros_like(y)), num_classes)
+            weight = self._weight_of(y, num_classes)
+            if counted is not None:
+                weight = counted if weight is None else counted * weight
+            if weight is not None:
+                categorical = _WeightedCategorical(output, weight)
+        return (categorical.to_event(positions) if positions else categorical), shape[0], y
+
+    def _weight_of(self, y: Tensor, num_classes: int) -> Tensor | None:
+        weights = self._buffers["class_weights"]
+        if weights is not None and len(weights) != num_classes:
+            raise ValueError(f"class_weights must have {num_classes} entries, one for each output, not {len(weights)}.")
+        return None if weights is None else weights[y]
 
 
-def _check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
-    if tuple(y.shape) == (num_rows, num_classes) and num_classes > 1:
-        raise ValueError(f"y has shape {tuple(y.shape)}. Turn one-hot rows into classes: y.argmax(-1).")
-    _check_rows(y, num_rows)
+def _sums_to_one(output: Tensor) -> bool:
+    return bool((output >= 0).all() & ((output.sum(-1) - 1).abs() < 1e-4).all())
+
+
+def _num_positions(output: Tensor) -> int:
+    """Dimensions between the rows and the last one of outputs; those of vectorised particles come before the rows."""
+    return max(output.dim() - 2 - int(getattr(output, "particles", False)), 0)
+
+
+class _WeightedCategorical(dist.Categorical):
+    """Log-densities times a weight for each entry."""
+
+    def __init__(self, logits: Tensor, weight: Tensor):
+        self.weight = weight
+        super().__init__(logits=logits, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        density: Tensor = super().log_prob(value)
+        return density * self.weight.to(density.dtype)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "_WeightedCategorical":
+        shape = torch.Size(batch_shape)
+        return _WeightedCategorical(self.logits.expand(shape + self.logits.shape[-1:]), self.weight.expand(shape))
+
+
+def _check_labels(y: Tensor, num_classes: int) -> Tensor:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y must hold integer classes, not {y.dtype}. Use y.long().")
-    if num_rows and _checks_values():
+    if y.numel() and _checks_values():
         low, high = y.aminmax()
         if low < 0 or high >= num_classes:
             raise ValueError(
@@ -273,21 +337,30 @@ def _check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
     return y.long()
 
 
-def _check_rows(y: Tensor, num_rows: int) -> None:
-    if tuple(y.shape) != (num_rows,):
-        hint = " Use y.squeeze(-1)." if tuple(y.shape) == (num_rows, 1) else ""
-        raise ValueError(f"y must hold one label per row, shape ({num_rows},), not {tuple(y.shape)}.{hint}")
+def _check_shape(y: Tensor, shape: tuple[int, ...], num_classes: int = 0) -> Tensor:
+    """Targets in this shape; a last dimension of 1 more is dropped."""
+    if tuple(y.shape) == shape:
+        return y
+    if tuple(y.shape) == (*shape, 1):
+        return y.squeeze(-1)
+    hint = ""
+    if num_classes > 1 and tuple(y.shape) == (*shape, num_classes):
+        hint = " Turn one-hot rows into classes, y.argmax(-1), or use BinaryClassifier for labels that are yes or no."
+    elif len(shape) > 1 and y.dim() == 1:
+        hint = " For one class per row, the network must give outputs (B, C)."
+    raise ValueError(f"y must have the shape {shape} of the network's rows, not {tuple(y.shape)}.{hint}")
 
 
 class BinaryClassifier(ObservationModel):
-    r"""Yes or no, from one output per row.
+    r"""Yes or no, from one output per row; or for each of several labels per row.
 
     .. math:: y_n \sim \mathrm{Bernoulli}(\mathrm{sigmoid}(f_W(x_n)))
 
-    :param net: a Bayesian network with outputs (logits) ``(B, 1)`` or ``(B,)``.
+    :param net: a Bayesian network with outputs (logits) ``(B, 1)`` or ``(B,)``; ``(B, L)`` for L labels.
     :param num_data: the number of rows of the whole training set.
 
-    Targets are ``(B,)``, 0 or 1, of any dtype.
+    Targets are ``(B,)``, or ``(B, L)`` for L labels, 0 or 1, of any dtype. Predictions have ``probs (B, 2)``, or
+    ``(B, L, 2)``.
 
     >>> model = vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 16, 1])), num_data=150)
     >>> model(torch.randn(10, 4)).shape
@@ -295,20 +368,27 @@ class BinaryClassifier(ObservationModel):
     """
 
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
-        if output.dim() > 1:
-            if output.shape[-1] != 1:
-                raise ValueError(
-                    f"net must give one output per row, (B, 1) or (B,), not {tuple(output.shape)}. For several classes "
-                    "use Classifier."
-                )
+        several = output.dim() > 1 and output.shape[-1] > 1
+        if output.dim() > 1 and not several:
             output = output.squeeze(-1)
-        num_rows = output.shape[-1]
+        shape = tuple(output.shape[-2:] if several else output.shape[-1:])
+        bernoulli: Any = dist.Bernoulli(logits=output, validate_args=False)
         if y is not None:
-            _check_rows(y, num_rows)
-            y = y.to(output.dtype)
+            if several and y.dim() == 1:
+                raise ValueError(
+                    f"net must give one output per row, (B, 1) or (B,), for targets {tuple(y.shape)}, not "
+                    f"{tuple(output.shape)}. For one of several classes use Classifier."
+                )
+            self._look(output, self._ends_in_sigmoid, "sigmoid")
+            y = _check_shape(y, shape).to(output.dtype)
             if _checks_values() and not bool(((y == 0) | (y == 1)).all()):
                 raise ValueError(f"y must hold labels 0 and 1, not values from {y.min().item()} to {y.max().item()}.")
-        return dist.Bernoulli(logits=output, validate_args=False), num_rows, y
+        return (bernoulli.to_event(1) if several else bernoulli), shape[0], y
+
+    def _ends_in_sigmoid(self, output: Tensor) -> bool:
+        # numbers alone do not tell: the first logits of a network may all lie between 0 and 1
+        *_, last = self.net.modules()
+        return isinstance(last, nn.Sigmoid) and bool(((output >= 0) & (output <= 1)).all())
 
 
 def _checks_values() -> bool:
@@ -334,7 +414,7 @@ class Regressor(ObservationModel):
     The starts and the prior suit targets of unit scale: standardise.
 
     **Shapes.** Outputs ``(B, D)`` go with targets ``(B, D)``; a single output, ``(B, 1)`` or ``(B,)``, goes with
-    targets ``(B,)``, and predictions then are ``(B,)``.
+    targets ``(B,)`` or ``(B, 1)``, and predictions then are ``(B,)``.
 
     :param net: a Bayesian network.
     :param num_data: the number of rows of the whole training set.
@@ -377,8 +457,7 @@ class Regressor(ObservationModel):
     def likelihood(self, output: Tensor, y: Tensor | None) -> tuple[Any, int, Tensor | None]:
         mean, sigma, num_rows, single = self._moments(output)
         if y is not None:
-            _check_targets(y, mean, single)
-            y = y.to(mean.dtype)
+            y = _check_targets(y, mean, single).to(mean.dtype)
         normal: Any = dist.Normal(mean, sigma, validate_args=False)
         return (normal if single else normal.to_event(1)), num_rows, y
 
@@ -432,13 +511,13 @@ class _SigmaPrior:
         return prior.to_event(1) if loc.dim() else prior
 
 
-def _check_targets(y: Tensor, mean: Tensor, single: bool) -> None:
+def _check_targets(y: Tensor, mean: Tensor, single: bool) -> Tensor:
     expected = tuple(mean.shape[-1:] if single else mean.shape[-2:])
     if tuple(y.shape) == expected:
-        return
-    hint = ""
+        return y
     if single and tuple(y.shape) == (*expected, 1):
-        hint = " A network of one output goes with targets of one dimension: use y.squeeze(-1)."
-    elif not single and y.dim() == 1:
+        return y.squeeze(-1)
+    hint = ""
+    if not single and y.dim() == 1:
         hint = f" The network has {expected[-1]} outputs per row: give it one, or y a column for each."
     raise ValueError(f"y must have the shape {expected} of the network's outputs, not {tuple(y.shape)}.{hint}")

@@ -14,18 +14,24 @@ from pyro_vsd.prediction.base import to_tensor
 __all__ = ["droprates", "noise_covariance", "noise_variances"]
 
 
-def noise_covariance(noise: Any, *, correlation: bool = False, ax: Axes | None = None) -> Axes:
+def noise_covariance(noise: Any, site: str | None = None, *, correlation: bool = False, ax: Axes | None = None) -> Axes:
     """Heat map of a layer's noise covariance: light is positive, dark negative, the middle zero.
 
     The colours end at the largest entry off the diagonal: on a scale for the diagonal it would be invisible.
 
-    :param noise: a distribution with a ``covariance_matrix``, such as ``guide.noise(site)``, or the matrix
+    :param noise: a guide; a distribution with a ``covariance_matrix``, such as ``guide.noise(site)``; or the matrix
         itself, ``(K, K)``.
+    :param site: the weight, for a guide that has several.
     :param correlation: divide by the standard deviations.
 
     >>> noise_covariance(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), correlation=True).images[0].get_array()[0, 1].item()
     0.5
     """
+    if hasattr(noise, "sites"):
+        weights = list(_variances(noise))
+        if site is None and len(weights) != 1:
+            raise ValueError(f"site must be one of the guide's weights, {weights}.")
+        noise = noise.noise(site or weights[0])
     matrix = to_tensor(getattr(noise, "covariance_matrix", noise), name="noise").cpu()
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.numel():
         raise ValueError(f"noise must be a covariance of shape (K, K), not {tuple(matrix.shape)}.")
@@ -48,12 +54,12 @@ def noise_variances(alpha: Tensor | Mapping[str, Tensor], *, ax: Axes | None = N
 
     One layer is drawn unit by unit; several, of different widths, as sorted curves over the share of units.
 
-    :param alpha: noise variances ``(K,)`` of one layer, or of several by name.
+    :param alpha: a guide; or noise variances ``(K,)`` of one layer, or of several by name.
 
     >>> noise_variances({"first": torch.tensor([0.1, 0.3]), "second": torch.tensor([0.5])}).get_xlabel()
     'share of units'
     """
-    axes, layers = new_axes(ax), named(alpha)
+    axes, layers = new_axes(ax), named(_variances(alpha) if hasattr(alpha, "sites") else alpha)
     for index, (name, values) in enumerate(layers.items()):
         variances = to_tensor(values, name="alpha").cpu()
         if variances.dim() != 1 or not len(variances) or not bool((variances > 0).all()):
@@ -72,6 +78,11 @@ def noise_variances(alpha: Tensor | Mapping[str, Tensor], *, ax: Axes | None = N
     axes.axhline(1, color=GREY, linewidth=1, linestyle=":", label="_one")
     axes.set_yscale("log")
     return finish(axes, "unit" if len(layers) == 1 else "share of units", "noise variance α")
+
+
+def _variances(guide: Any) -> dict[str, Tensor]:
+    """The noise variances of a guide's weights."""
+    return {name: guide.alpha(name).flatten() for name, site in guide.sites.items() if site.kind == "weight"}
 
 
 def droprates(alpha: Tensor | Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes:

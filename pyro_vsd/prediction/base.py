@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,13 @@ from pyro_vsd._utils import check_integer
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Array", "Prediction", "check_labels", "check_target", "check_weights", "not_kept", "to_tensor"]
+__all__ = ["IGNORED", "Array", "Prediction", "check_labels", "check_target", "check_weights", "not_kept", "to_tensor"]
 
 Array = Tensor | NDArray[Any]
+#: Targets of this value count nothing, as in torch's cross entropy.
+IGNORED = -100
+# The axis of the rows in each attribute that has one.
+_ROWS = {"mean": 0, "variance": 0, "expected_entropy": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "scales": 1}
 
 
 class Prediction:
@@ -81,8 +86,7 @@ class Prediction:
         """
         if self.components is None:
             raise not_kept("log_prob")
-        target = to_tensor(y, self.mean.device)
-        check_target(target, (len(self), *self.components.event_shape))
+        target = check_target(to_tensor(y, self.mean.device), (len(self), *self.components.event_shape))
         with torch.no_grad():
             return self.log_average(self.components.log_prob(target))
 
@@ -108,12 +112,121 @@ class Prediction:
             raise ValueError(f"target must be a device or a floating dtype, not {target}.")
         return _moved(self, target)
 
+    @classmethod
+    def concat(cls, predictions: "Sequence[Self]") -> "Self":
+        """One prediction of the rows of several, in their order: those of the batches of a loader, for instance.
+
+        >>> a, b = (Prediction(torch.zeros(n), torch.ones(n), 1) for n in (3, 2))
+        >>> len(Prediction.concat([a, b]))
+        5
+        """
+        if not predictions:
+            raise ValueError("predictions must hold at least one prediction.")
+        kinds = {(type(p), p.num_samples, tuple(p.mean.shape[1:])) for p in predictions}
+        if len(kinds) > 1:
+            found = "; ".join(f"{kind.__name__}, {samples} samples, {shape}" for kind, samples, shape in kinds)
+            raise ValueError(f"predictions must be of one kind, number of samples and shape of a row, not {found}.")
+        if len({None if p.weights is None else tuple(p.weights.tolist()) for p in predictions}) > 1:
+            raise ValueError("predictions must have the same weights of their samples.")
+
+        def joined(name: str) -> Tensor | None:
+            parts = [getattr(p, name) for p in predictions]
+            return None if any(part is None for part in parts) else torch.cat(parts, _ROWS[name])
+
+        parts = [p.components for p in predictions if p.components is not None]
+        return predictions[0]._with(joined, _Joined(parts) if len(parts) == len(predictions) else None)
+
+    def __getitem__(self, rows: Any) -> "Self":
+        """The prediction of some rows: a slice, a mask, or row numbers.
+
+        >>> Prediction(torch.arange(5.0), torch.ones(5), 1)[1:3].mean
+        tensor([1., 2.])
+        """
+        index = torch.arange(len(self), device=self.mean.device)[rows].reshape(-1)
+
+        def taken(name: str) -> Tensor | None:
+            value = getattr(self, name)
+            return None if value is None else value.index_select(_ROWS[name], index)
+
+        return self._with(taken, None if self.components is None else _Selected(self.components, index))
+
+    def _with(self, rows_of: Any, components: Distribution | None) -> "Self":
+        """A copy with other rows: ``rows_of(name)`` in place of each attribute that has rows."""
+        new = copy.copy(self)
+        vars(new).update({name: rows_of(name) for name in vars(self) if name in _ROWS}, components=components)
+        return new
+
+    def to_pandas(self) -> Any:
+        """A data frame with a line for each row; columns of several entries have names such as ``mean.0``.
+
+        >>> list(Prediction(torch.zeros(3, 2), torch.ones(3, 2), 1).to_pandas())
+        ['mean.0', 'mean.1', 'stddev.0', 'stddev.1']
+        """
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from error
+        columns: dict[str, Any] = {}
+        for name, value in self._columns().items():
+            parts = [(name, value)] if value.dim() == 1 else zip(_names(name, value), value.flatten(1).T, strict=True)
+            columns |= {key: part.numpy(force=True) for key, part in parts}
+        return pandas.DataFrame(columns)
+
+    def _columns(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "stddev": self.stddev}
+
     def __len__(self) -> int:
         return len(self.mean)
 
     def __repr__(self) -> str:
         kept = "kept" if self.samples is not None else "not kept"
         return f"{type(self).__name__}(mean={tuple(self.mean.shape)}, num_samples={self.num_samples}, samples {kept})"
+
+
+def _names(name: str, value: Tensor) -> list[str]:
+    """``name.i.j`` for each entry of a row."""
+    return [".".join([name, *map(str, at)]) for at in np.ndindex(*value.shape[1:])]
+
+
+class _Joined(Distribution):
+    """The components of several predictions, one after the other."""
+
+    arg_constraints: dict[str, Any] = {}
+
+    def __init__(self, parts: list[Distribution]):
+        self.parts = parts
+        shape = (parts[0].batch_shape[0], sum(part.batch_shape[1] for part in parts))
+        super().__init__(torch.Size(shape), parts[0].event_shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        rows = value.split([part.batch_shape[1] for part in self.parts])
+        return torch.cat([part.log_prob(row) for part, row in zip(self.parts, rows, strict=True)], 1)
+
+
+class _Selected(Distribution):
+    """Some rows of a prediction's components."""
+
+    arg_constraints: dict[str, Any] = {}
+
+    def __init__(self, components: Distribution, index: Tensor):
+        self.components, self.index = components, index
+        shape = (components.batch_shape[0], len(index))
+        super().__init__(torch.Size(shape), components.event_shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        out = torch.empty(self._batch_shape, dtype=torch.get_default_dtype(), device=value.device)
+        order = self.index.argsort(stable=True)
+        places = self.index[order]
+        turns = torch.arange(len(order), device=order.device) - torch.searchsorted(places, places)
+        for turn in turns.unique():  # a row that is chosen twice has a second turn
+            chosen = order[turns == turn]
+            # A distribution of unknown parameters cannot be cut: rows that are left out get a value that is allowed.
+            full = value[:1].expand(self.components.batch_shape[1], *value.shape[1:]).clone()
+            full[self.index[chosen]] = value[chosen]
+            density = self.components.log_prob(full)[:, self.index[chosen]]
+            out = out.to(density.dtype)
+            out[:, chosen] = density
+        return out
 
 
 def _moved(value: Any, target: torch.device | torch.dtype | str) -> Any:
@@ -167,23 +280,22 @@ def check_floats(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a floating-point tensor, not {value.dtype}.")
 
 
-def check_target(y: Tensor, expected: tuple[int, ...]) -> None:
-    """Raises unless ``y`` has the expected shape; broadcasting would turn ``(N, 1)`` into ``(N, N)``."""
+def check_target(y: Tensor, expected: tuple[int, ...]) -> Tensor:
+    """``y`` in the expected shape; ``(N, 1)`` is ``(N,)`` (broadcasting would make it ``(N, N)``), others raise."""
     shape = tuple(y.shape)
     if shape == expected:
-        return
-    remedy = "Give one target for each row of the prediction."
+        return y
     if shape == (*expected, 1):
-        remedy = "Use y.squeeze(-1)."
-    elif (*shape, 1) == expected:
-        remedy = "Use y.unsqueeze(-1)."
+        return y.squeeze(-1)
+    remedy = "Use y.unsqueeze(-1)." if (*shape, 1) == expected else "Give one target for each row of the prediction."
     raise ValueError(f"expected y of shape {expected}, got {shape}. {remedy}")
 
 
 def check_labels(y: Tensor, num_rows: int, num_classes: int) -> Tensor:
     """Labels ``(N,)`` as int64; raises where the shape, the dtype or the range is wrong."""
-    check_target(y, (num_rows,))
-    if y.is_floating_point() or y.is_complex():
+    y = check_target(y, (num_rows,))
+    yes_or_no = num_classes == 2 and y.is_floating_point() and bool(((y == 0) | (y == 1)).all())
+    if (y.is_floating_point() and not yes_or_no) or y.is_complex():
         raise ValueError(f"y must hold integer labels, not {y.dtype}. Use y.long().")
     labels = y.long()
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):

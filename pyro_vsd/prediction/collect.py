@@ -38,7 +38,10 @@ class Collector:
             first = start % self.rows
             samples = 1 if first else max(1, len(value) // self.rows)
             count = min(samples * (self.rows - first), len(value))
-            yield slice(first, first + count // samples), value[:count].reshape(samples, -1, *value.shape[1:])
+            yield (
+                slice(first, first + count // samples),
+                value[:count].reshape(samples, count // samples, *value.shape[1:]),
+            )
             start, value = start + count, value[count:]
 
     def _sum(self, name: str, start: int, value: Tensor) -> None:
@@ -86,7 +89,6 @@ class Collector:
 class _Classes(Collector):
     def add(self, start: int, distribution: Any) -> None:
         probs = _probs(distribution)
-        assert probs is not None
         self._sum("probs", start, probs)
         self._sum("entropy", start, torch.special.entr(probs).sum(-1))
         self._keep("probs", start, probs)
@@ -114,17 +116,15 @@ class _Normals(Collector):
 
 
 class _Any(Collector):
-    """Any other likelihood; a categorical one over several positions counts by its probabilities."""
+    """Any other likelihood."""
 
     def __init__(self, num_samples: int, rows: int, keep: bool):
         super().__init__(num_samples, rows, keep)
         self.parts: list[list[Any]] = []  # lists, not tuples: Prediction.to moves what lists hold
 
     def add(self, start: int, distribution: Any) -> None:
-        probs = _probs(distribution)
         try:
-            mean = distribution.mean if probs is None else probs
-            variance = distribution.variance if probs is None else probs * (1 - probs)
+            mean, variance = distribution.mean, distribution.variance
         except NotImplementedError:
             raise ValueError(
                 f"expected a likelihood whose mean and variance are known, got {distribution}. Draw from the "
@@ -133,13 +133,12 @@ class _Any(Collector):
         self._add_spread(start, mean)
         self._sum("variance", start, variance)
         self._keep("mean", start, mean)
-        self.categorical = probs is not None
         if self.keep:
             self.parts.append([start, distribution])
 
     def finish(self) -> Prediction:
         mean, spread = self._moments()
-        variance = mean * (1 - mean) if self.categorical else spread + self._mean("variance", mean.dtype)
+        variance = spread + self._mean("variance", mean.dtype)
         components = _Components(self.parts, self.num_samples, self.rows) if self.keep else None
         return Prediction(mean, variance, self.num_samples, samples=self._kept("mean"), components=components)
 
@@ -173,12 +172,10 @@ def make_collector(distribution: Any, num_samples: int, rows: int, keep: bool) -
     """The collector for an observed site of this distribution."""
     kind: type[Collector] = _Any
     base, event_dim = base_distribution(distribution), len(distribution.event_shape)
-    if len(distribution.batch_shape) == 1:
-        one_label = isinstance(distribution, (Categorical, OneHotCategorical))
-        if one_label or (isinstance(base, Bernoulli) and event_dim == 0):
-            kind = _Classes
-        elif isinstance(base, Normal) and event_dim <= 1:
-            kind = _Normals
+    if isinstance(base, (Bernoulli, Categorical, OneHotCategorical)):
+        kind = _Classes
+    elif len(distribution.batch_shape) == 1 and isinstance(base, Normal) and event_dim <= 1:
+        kind = _Normals
     return kind(num_samples, rows, keep)
 
 
@@ -203,10 +200,6 @@ def _sum_dtype(value: Tensor) -> torch.dtype:
     return torch.float32 if value.device.type == "mps" else torch.float64
 
 
-def _probs(distribution: Any) -> Tensor | None:
+def _probs(distribution: Any) -> Tensor:
     base = base_distribution(distribution)
-    if isinstance(base, (Categorical, OneHotCategorical)):
-        return base.probs
-    if isinstance(base, Bernoulli) and len(distribution.event_shape) == 0 and len(distribution.batch_shape) == 1:
-        return torch.stack([1 - base.probs, base.probs], -1)
-    return None
+    return torch.stack([1 - base.probs, base.probs], -1) if isinstance(base, Bernoulli) else base.probs

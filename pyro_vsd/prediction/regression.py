@@ -156,10 +156,12 @@ class RegressionPrediction(Prediction):
         moments = a * self.mean + b, a.square() * self.aleatoric, a.square() * self.epistemic
         return type(self)(*moments, self.num_samples, samples=samples, scales=scales, weights=self.weights)
 
+    def _columns(self) -> dict[str, Tensor]:
+        return {**super()._columns(), "aleatoric": self.aleatoric, "epistemic": self.epistemic}
+
     def _target(self, y: Array) -> Tensor:
         """Targets shaped as the mean; bool targets get its dtype, so that they can be subtracted from."""
-        target = to_tensor(y, self.mean.device)
-        check_target(target, tuple(self.mean.shape))
+        target = check_target(to_tensor(y, self.mean.device), tuple(self.mean.shape))
         return target.to(self.mean.dtype) if target.dtype == torch.bool else target
 
     def _each_output(self, name: str, values: float | Array) -> Tensor:

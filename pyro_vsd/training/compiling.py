@@ -532,7 +532,7 @@ class Program:
         with quiet[0], quiet[1], quiet[2], enable_python_dispatcher(), _NoReading():
             graph = make_fx(objective)(self._weight_tensor, *tensors)
         for node in graph.graph.nodes:
-            if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
+            if _depends_on_data(node):
                 raise ValueError(f"the shape of the result of {node.target} depends on the data")
         self.graph, self.constants = _lift(graph)
         self._trained = list(loss.parameters())
@@ -579,6 +579,13 @@ class Program:
             map(attrgetter("_backward_hooks"), self._trained),
             _settings(self.elbo),
         )
+
+
+def _depends_on_data(node: Any) -> bool:
+    """Whether the shape of an operator's result does."""
+    if node.target is torch.ops.aten.index.Tensor:
+        return any(i is not None and i.meta["tensor_meta"].dtype == torch.bool for i in node.args[1])
+    return torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
 
 
 class _NoReading(TorchFunctionMode):

@@ -1,29 +1,58 @@
-"""Cuts data into batches: tuples of tensors, ``vsd.datasets.Data``, or the batches of a ``DataLoader``."""
+"""Cuts data into batches, and batches into the arguments of a model."""
 
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
-from pyro_vsd._utils import check_integer, mix_seed, num_rows, split_rows, take_rows, to_device
+from pyro_vsd._utils import (
+    call_arguments,
+    check_integer,
+    mix_seed,
+    num_rows,
+    packs_inputs,
+    split_rows,
+    split_target,
+    take_rows,
+    to_device,
+)
 
-__all__ = ["BATCH_SIZE", "Batches", "arguments"]
+__all__ = ["BATCH_SIZE", "Batches", "ShortBatchWatch", "arguments", "inputs_and_target"]
 
 # Where neither the caller nor a loader says.
 BATCH_SIZE = 100
+# A batch is short if it has at most one in so many rows of the largest: its rows weigh that much more.
+_SHORT = 4
+
+
+class Weighted(NamedTuple):
+    """A batch, and how often each of its rows counts."""
+
+    batch: Any
+    weight: Tensor
 
 
 class Batches:
-    """⌈N/B⌉ batches, whose sizes differ by at most one, of N rows: a tuple of tensors ``(x, y)`` or
-    ``vsd.datasets.Data``. The batches of an iterable such as a ``DataLoader`` stay as they are.
+    """⌈N/B⌉ batches, whose sizes differ by at most one, of N rows: tensors ``(x, y)``, ``(x1, x2, y)`` or a dict of
+    them, ``vsd.datasets.Data``, or any map-style ``Dataset``. The batches of an iterable such as a ``DataLoader`` stay
+    as they are.
 
     :param batch_size: largest batch; by default the loader's own, else :data:`BATCH_SIZE`.
     :param name: what errors call the data.
+    :param weight: how often each row counts, ``(N,)``.
     :ivar num_rows: all rows, or ``None`` where a loader does not know.
     :ivar assumed: whether neither the caller nor a loader gave the batch size.
 
@@ -32,29 +61,61 @@ class Batches:
     [3, 2, 2]
     """
 
-    def __init__(self, data: Any, batch_size: int | None = None, name: str = "data"):
+    def __init__(
+        self, data: Any, batch_size: int | None = None, name: str = "data", weight: Tensor | None = None
+    ) -> None:
         if batch_size is not None:
             check_integer("batch_size", batch_size, 1)
         if hasattr(data, "batches"):  # vsd.datasets.Data
             data = (data.x, data.y)
-        self.data, self.name, self.is_loader = data, name, not isinstance(data, tuple)
+        elif type(data) is TensorDataset:
+            data = data.tensors
+        elif isinstance(data, Mapping):
+            data = dict(data)
+        is_tensors = isinstance(data, (tuple, dict))
+        rows = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, str, Tensor))
+        self.dataset = data if rows and not is_tensors else None
+        self.data, self.name, self.is_loader = data, name, not is_tensors and self.dataset is None
         self.num_rows: Any = None
         own = None
-        if not self.is_loader:
+        if is_tensors:
             self.num_rows = num_rows(data, name)
-        elif not hasattr(data, "__iter__") or isinstance(data, (Tensor, Iterator, dict, str)):
-            kind = type(data).__name__
-            raise TypeError(f"{name} must be vsd.datasets.Data, a tuple (x, y), or a DataLoader, not a {kind}.")
+        elif self.dataset is not None:
+            self.num_rows = len(self.dataset)
+        elif not hasattr(data, "__iter__") or isinstance(data, (Tensor, Iterator, str, IterableDataset)):
+            kinds = "vsd.datasets.Data, tensors (x, y), a map-style Dataset or a DataLoader"
+            raise TypeError(f"{name} must be {kinds}, not a {type(data).__name__}.")
         else:
             own = getattr(data, "batch_size", None)
             if isinstance(data, list):
-                self.num_rows = sum(num_rows(batch, name) for batch in data)
+                self.num_rows = sum(num_rows(batch, name) for batch in self._loaded())
             elif hasattr(getattr(data, "dataset", None), "__len__"):
                 self.num_rows = len(data.dataset)
         if self.num_rows == 0:
             raise ValueError(f"{name} has no rows.")
+        if weight is not None and (self.is_loader or tuple(weight.shape) != (self.num_rows,)):
+            rows_of = "a loader's dicts have a key 'sample_weight'" if self.is_loader else f"shape ({self.num_rows},)"
+            raise ValueError(f"sample_weight must have one entry for each row of data: {rows_of}.")
+        self.weight = weight
         self.batch_size: int = batch_size or own or BATCH_SIZE
         self.assumed = not (batch_size or own)
+
+    def take(self, rows: Any) -> Any:
+        """A batch of these rows: a slice, or a tensor of row numbers."""
+        if self.dataset is None:
+            batch = take_rows(self.data, rows)
+        else:
+            numbers = range(self.num_rows)[rows] if isinstance(rows, slice) else rows.tolist()
+            batch = default_collate([self.dataset[i] for i in numbers])
+        return batch if self.weight is None else Weighted(batch, take_rows(self.weight, rows))
+
+    def possible_rows(self) -> set[int]:
+        """What the number of rows may be: a loader's sampler may take a part of its data set."""
+        if not self.is_loader or self.num_rows is None:
+            return {self.num_rows} - {None}
+        sampler: Any = getattr(self.data, "sampler", None)
+        taken = len(sampler) * getattr(sampler, "num_replicas", 1) if hasattr(sampler, "__len__") else self.num_rows
+        return {self.num_rows, taken}
 
     def steps(self, epoch: int, seed: int, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[list[Any]]:
         """One pass: for each step of an optimiser a list of at most ``accumulate`` batches.
@@ -68,7 +129,7 @@ class Batches:
         sampler: Any = getattr(self.data, "sampler", None)
         if hasattr(sampler, "set_epoch"):  # a DistributedSampler shuffles by the epoch's number
             sampler.set_epoch(epoch)
-        batches = iter(self.data)
+        batches = self._loaded()
         return iter(lambda: list(islice(batches, accumulate)), [])
 
     def num_steps(self, accumulate: int = 1, world: int = 1) -> int | None:
@@ -101,7 +162,7 @@ class Batches:
                 share = -(-len(rows) // world)
                 rows = rows[torch.arange(rank, share * world, world) % len(rows)]
             parts = split_rows(len(rows), self.batch_size) if accumulate > 1 else [slice(None)]
-            yield [take_rows(self.data, rows[part]) for part in parts]
+            yield [self.take(rows[part]) for part in parts]
 
     def _shuffled(self, seed: int, size: int) -> Iterator[Tensor]:
         order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(seed))
@@ -115,10 +176,10 @@ class Batches:
         [2, 1]
         """
         if self.is_loader:
-            source: Iterator[Any] = iter(self.data)
+            source: Iterator[Any] = self._loaded()
         else:
             size = min(self.batch_size, largest or self.batch_size)
-            source = (take_rows(self.data, rows) for rows in self._shuffled(seed, size))
+            source = (self.take(rows) for rows in self._shuffled(seed, size))
         seen = 0
         for batch in source:
             batch = take_rows(batch, slice(min(largest or at_most, at_most - seen)))
@@ -132,10 +193,17 @@ class Batches:
     def share(self, rank: int = 0, world: int = 1) -> Iterator[Any]:
         """All rows for an evaluation, in their own order, each in one process: tensors as one batch."""
         if self.is_loader:
-            return iter(self.data) if self._distributed else islice(self.data, rank, None, world)
-        return iter([take_rows(self.data, slice(rank, None, world))] if rank < self.num_rows else [])
+            return self._loaded() if self._distributed else islice(self._loaded(), rank, None, world)
+        if self.dataset is not None:
+            own = torch.arange(rank, self.num_rows, world)
+            return (self.take(own[part]) for part in split_rows(len(own), self.batch_size))
+        return iter([self.take(slice(rank, None, world))] if rank < self.num_rows else [])
 
     # ---- loaders
+
+    def _loaded(self) -> Iterator[Any]:
+        """A loader's batches, mappings as dicts."""
+        return (dict(batch) if isinstance(batch, Mapping) else batch for batch in self.data)
 
     @property
     def _distributed(self) -> bool:
@@ -171,11 +239,56 @@ class Batches:
             self.set_state(states)
 
 
-def arguments(batch: Any, device: torch.device | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments of the model, on ``device``."""
-    batch = to_device(batch, device)
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    if isinstance(batch, dict):
-        return (), batch
-    raise TypeError(f"data must give batches (x, y) or dicts of arguments, not a {type(batch).__name__}.")
+class ShortBatchWatch:
+    """Warns once of a batch that is much shorter than others of a training run: the likelihood of a batch of B rows is
+    scaled by N/B, and the optimiser makes a full step for it."""
+
+    def __init__(self) -> None:
+        self.largest, self.warned = 0, False
+
+    def look(self, batch: Any) -> None:
+        rows = num_rows(batch, "batch")
+        if _SHORT * rows <= self.largest and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"a batch has {rows} row{'s' * (rows > 1)}, others have {self.largest}: each of its rows weighs "
+                f"{self.largest / rows:.3g} times as much, which can ruin training. Make the DataLoader with "
+                "drop_last=True, or pass tensors or the Dataset to vsd.fit, which makes batches of near-equal size.",
+                stacklevel=3,
+            )
+        self.largest = max(self.largest, rows)
+
+
+def arguments(
+    batch: Any, device: torch.device | None = None, model: Any = None, target: str | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as positional and keyword arguments of the model, on ``device``: as they are, ``model(*batch)`` or
+    ``model(**batch)``; for models of ``vsd.nn`` all inputs as one, ``model(inputs, y)``.
+
+    :param target: the key of the target in a dict; by default ``"labels"`` or ``"y"``.
+    """
+    plain, weight = _plain(batch)
+    plain = to_device(plain, device)
+    if not isinstance(plain, (tuple, list, dict)):
+        raise TypeError(f"data must give batches (x, y) or dicts of arguments, not a {type(batch).__name__}.")
+    if not packs_inputs(model):
+        return (tuple(plain), {}) if not isinstance(plain, dict) else ((), plain)
+    inputs, y = split_target(plain, target)
+    if y is None and isinstance(plain, dict):
+        raise ValueError(f"target must be the key of the targets in data, one of {list(plain)}, not {target!r}.")
+    args, kwargs = call_arguments(model, inputs)
+    return (*args, y), kwargs if weight is None else {"weight": to_device(weight, device)}
+
+
+def inputs_and_target(
+    batch: Any, device: torch.device | None = None, target: str | None = None
+) -> tuple[tuple[Any, ...], Any]:
+    """What ``vsd.predict`` takes of a batch, and its target, or ``None``."""
+    return split_target(to_device(_plain(batch)[0], device), target)
+
+
+def _plain(batch: Any) -> tuple[Any, Tensor | None]:
+    """A batch of plain containers, and the weights of its rows."""
+    if isinstance(batch, Weighted):
+        return batch
+    return (dict(batch), batch.get("sample_weight")) if isinstance(batch, Mapping) else (batch, None)

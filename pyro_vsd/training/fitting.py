@@ -15,11 +15,20 @@ import torch
 from pyro.infer import SVI
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm import tqdm
 
-from pyro_vsd._utils import check_choice, check_integer, check_nonnegative, map_tensors, mix_seed
+from pyro_vsd._utils import (
+    check_choice,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    map_tensors,
+    mix_seed,
+    num_rows,
+    packs_inputs,
+)
 from pyro_vsd.infer import VSD_ELBO, predict
 from pyro_vsd.metrics import Report, Stream
 from pyro_vsd.training.checkpoint import (
@@ -32,12 +41,22 @@ from pyro_vsd.training.checkpoint import (
     set_rng_state,
 )
 from pyro_vsd.training.compiling import CompiledLoss, stepper, steps_not_counted
-from pyro_vsd.training.data import BATCH_SIZE, Batches, arguments
+from pyro_vsd.training.data import Batches, ShortBatchWatch, arguments, inputs_and_target
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.history import EpochMeans, History
 from pyro_vsd.training.lengths import auto_epochs, auto_rate, cosine
 
-__all__ = ["LOOK_EVERY", "Checkpoint", "EarlyStopping", "fit", "interrupts", "make_optimizer"]
+__all__ = [
+    "LOOK_EVERY",
+    "Checkpoint",
+    "EarlyStopping",
+    "check_rate",
+    "fit",
+    "interrupts",
+    "keep_frozen",
+    "make_elbo",
+    "make_optimizer",
+]
 
 # Away from the CPU, looking at the loss waits for the device: only this often.
 LOOK_EVERY = 50
@@ -96,13 +115,17 @@ def fit(
     model: Any,
     guide: Any,
     data: Any,
-    *,
     epochs: int | None = None,
+    *,
+    lr: float | None = None,
+    kl_weight: float | Callable[[int], float] | None = None,
     optimizer: Any = None,
     scheduler: Any = None,
     scheduler_interval: str = "epoch",
     elbo: Any = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
+    target: str | None = None,
+    sample_weight: Tensor | None = None,
     accumulate: int = 1,
     validation: Any = None,
     validation_samples: int = 20,
@@ -122,9 +145,17 @@ def fit(
     arguments and end with the same parameters and history. Each takes its own rows of each batch and draws its own
     noise; the gradient is that of all rows together. The first one saves, to a file that all can read.
 
-    :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a ``DataLoader``.
+    Batch norms whose parameters are frozen (``requires_grad=False``) run in evaluation mode: frozen layers keep their
+    running statistics, too. A warning appears where the likelihood is not scaled to the rows of ``data``, and where a
+    loader's last batch is much shorter than the others.
+
+    :param data: tensors ``(x, y)``, or ``(x1, x2, y)`` for a network of several inputs, or a dict of them; any
+        map-style ``Dataset``; or a ``DataLoader`` of such batches. Models of ``vsd.nn`` pass the inputs on to their
+        network, others are called as ``model(*batch)`` or ``model(**batch)``.
     :param epochs: passes over the data, including those before a resumed checkpoint. By default as many as make 3,000
         steps, more for more than 1,000 rows.
+    :param lr: the learning rate of all parameters; of ``optimizer``, if that is a function.
+    :param kl_weight: λ of the default objective: a number, or a schedule (:mod:`pyro_vsd.infer.schedules`).
     :param optimizer: of ``torch.optim`` or ``pyro.optim``; or a function of parameter groups (``name`` and ``params``)
         that makes one, such as ``torch.optim.AdamW``. By default Adam, at one rate for all: without a scheduler either,
         it falls along a cosine to zero, from 0.01 or for 20,000 rows and more from 0.001; with one it is 0.001.
@@ -132,9 +163,12 @@ def fit(
     :param scheduler: a learning-rate scheduler, or a function of the optimiser that makes one. A
         ``ReduceLROnPlateau`` gets the metric that early stopping uses.
     :param scheduler_interval: ``"epoch"`` or ``"batch"``.
-    :param elbo: the objective, with its KL weight or schedule: ``VSD_ELBO(kl_weight=…)``.
+    :param elbo: the objective, with its KL weight or schedule; by default ``VSD_ELBO(kl_weight=kl_weight)``.
     :param batch_size: most rows in a batch, of each process. The sizes of an epoch's batches differ by at most one. A
-        ``DataLoader`` has its own.
+        ``DataLoader`` has its own. 100 by default.
+    :param target: the key of the targets in dicts; by default ``"labels"`` or ``"y"``.
+    :param sample_weight: how often each row of ``data`` counts, ``(N,)``, for models of ``vsd.nn``. The KL then weighs
+        as for a data set of as many rows as the weights add up to. Dicts may have a key ``"sample_weight"`` instead.
     :param accumulate: batches behind each step of the optimiser, if memory holds only a part of the rows of a step.
         Their losses are averaged, so that the KL counts once. Schedules count the optimiser's steps.
     :param validation: data as above, evaluated after each epoch by ``vsd.predict`` and ``vsd.metrics.report``; or a
@@ -162,6 +196,9 @@ def fit(
         check_integer("epochs", epochs, 1)
     check_integer("accumulate", accumulate, 1)
     check_choice("scheduler_interval", scheduler_interval, ("epoch", "batch"))
+    elbo, rate = make_elbo(elbo, kl_weight), check_rate(lr, optimizer)
+    if sample_weight is not None and not packs_inputs(model):
+        raise ValueError("sample_weight needs a model of vsd.nn. Others use pyro.poutine.scale around the likelihood.")
     if not isinstance(compile, bool):
         check_choice("compile", compile, ("auto",))
     if seed is not None:
@@ -174,7 +211,7 @@ def fit(
         raise ValueError("early_stopping needs validation data, or EarlyStopping(metric='loss').")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    batches = Batches(data, batch_size)
+    batches = Batches(data, batch_size, weight=sample_weight)
     if validation is not None and not callable(validation):
         validation = Batches(validation, name="validation")
     num_data, rows = getattr(model, "num_data", None), None if batches.is_loader else batches.num_rows
@@ -191,9 +228,10 @@ def fit(
             batches.check_shared()
         if isinstance(model, nn.Module):
             model.train()
-        if isinstance(guide, nn.Module) and not any(True for _ in guide.parameters()):
+            keep_frozen(model)
+        if isinstance(guide, nn.Module) and not any(True for _ in guide.named_parameters()):
             for (first,) in islice(batches.steps(0, order_seed), 1):  # which makes the guide's parameters
-                args, kwargs = arguments(first)
+                args, kwargs = arguments(first, None, model, target)
                 with torch.no_grad():
                     getattr(guide, "setup", guide)(*args, **kwargs)
         steps = batches.num_steps(accumulate, group.size)
@@ -203,12 +241,14 @@ def fit(
             size = batches.num_rows or steps * batches.batch_size
             epochs = auto_epochs(size, steps) if epochs is None else epochs
             if optimizer is None and scheduler is None and isinstance(model, nn.Module):
-                scheduler, scheduler_interval = _cosine_to_zero(auto_rate(size), epochs * steps), "batch"
+                rate = rate or auto_rate(size)
+                scheduler, scheduler_interval = _cosine_to_zero(epochs * steps), "batch"
         assert epochs is not None
+        optimizer = make_optimizer(model, guide, elbo, optimizer, rate)
         run = _Run(
-            model, guide, VSD_ELBO() if elbo is None else elbo, batches, optimizer, scheduler, scheduler_interval,
+            model, guide, elbo, batches, optimizer, scheduler, scheduler_interval,
             accumulate, validation, validation_samples, early_stopping, checkpoint, list(callbacks), order_seed, group,
-            compile, epochs,
+            compile, epochs, target,
         )  # fmt: skip
         if checkpoint is not None and checkpoint.resume and group.same(os.path.exists(checkpoint.path)):
             run.resume(seed)
@@ -246,29 +286,60 @@ _Batch = tuple[tuple[Any, ...], dict[str, Any]]
 _Step = Callable[[list[_Batch]], list[dict[str, Any]]]
 
 
-def make_optimizer(model: Any, guide: Any, elbo: Any, optimizer: Any) -> optim.Optimizer | PyroOptim:
-    """:param optimizer: an optimiser, or a function of parameter groups that makes one; ``None`` for Adam."""
+def make_elbo(elbo: Any, kl_weight: Any) -> Any:
+    """The objective of a training run."""
+    if elbo is None:
+        return VSD_ELBO() if kl_weight is None else VSD_ELBO(kl_weight=kl_weight)
+    if kl_weight is not None:
+        raise ValueError("kl_weight does not go with elbo, which has its own: VSD_ELBO(kl_weight=…).")
+    return elbo
+
+
+def check_rate(lr: Any, optimizer: Any) -> float | None:
+    """The learning rate, or ``None``."""
+    if lr is not None:
+        check_positive("lr", lr)
+        if isinstance(optimizer, (optim.Optimizer, PyroOptim)):
+            raise ValueError("lr does not go with an optimizer that has been made: pass its class, torch.optim.AdamW.")
+    return lr
+
+
+def keep_frozen(model: nn.Module) -> None:
+    """Evaluation mode for batch norms whose parameters are frozen: their statistics do not move either."""
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if hasattr(module, "running_mean") and own and not any(p.requires_grad for p in own):
+            module.eval()
+
+
+def make_optimizer(
+    model: Any, guide: Any, elbo: Any, optimizer: Any, lr: float | None = None
+) -> optim.Optimizer | PyroOptim:
+    """:param optimizer: an optimiser, or a function of parameter groups that makes one; ``None`` for Adam.
+    :param lr: the learning rate; ``None`` is the default, or that of the function."""
+    rate = _RATE if lr is None else lr
     if optimizer is None and not isinstance(model, nn.Module):
         # parameters are in Pyro's store, where a torch optimiser finds none
-        return PyroOptim(torch.optim.Adam, {"lr": _RATE})
+        return PyroOptim(torch.optim.Adam, {"lr": rate})
     if optimizer is None or (callable(optimizer) and not isinstance(optimizer, (optim.Optimizer, PyroOptim))):
         if hasattr(guide, "parameter_groups"):
-            groups = guide.parameter_groups(lr=_RATE)
+            groups = guide.parameter_groups(lr=rate)
         else:
-            groups = [{"params": list(elbo(model, guide).parameters()), "lr": _RATE}]
+            groups = [{"params": list(elbo(model, guide).parameters()), "lr": rate}]
         if optimizer is None:  # one pass over all parameters, where torch has one
             devices = {p.device.type for group in groups for p in group["params"]}
             return torch.optim.Adam(groups, fused=True if devices <= {"cpu", "cuda"} else None)
-        # without learning rates: those of a group would override the function's own
-        optimizer = optimizer([{k: v for k, v in group.items() if k != "lr"} for group in groups])
+        if lr is None:  # those of a group would override the function's own
+            groups = [{k: v for k, v in group.items() if k != "lr"} for group in groups]
+        optimizer = optimizer(groups)
     if not isinstance(optimizer, (optim.Optimizer, PyroOptim)):
         raise TypeError(f"optimizer must be one of torch.optim or pyro.optim, not a {type(optimizer).__name__}.")
     return optimizer
 
 
-def _cosine_to_zero(rate: float, steps: int) -> Callable[[optim.Optimizer], Any]:
-    """A schedule of the default optimiser, from this rate to zero."""
-    return lambda optimizer: LambdaLR(optimizer, lambda step: rate / _RATE * cosine(min(step, steps), steps))
+def _cosine_to_zero(steps: int) -> Callable[[optim.Optimizer], Any]:
+    """A schedule from the optimiser's rate to zero."""
+    return lambda optimizer: LambdaLR(optimizer, lambda step: cosine(min(step, steps), steps))
 
 
 def _check_finite(elbo: Any, loss: Any, where: str = "") -> None:
@@ -354,10 +425,12 @@ class _Run:
         self, model: Any, guide: Any, elbo: Any, batches: Batches, optimizer: Any, scheduler: Any, interval: str,
         accumulate: int, validation: Any, samples: int, stopping: EarlyStopping | None, checkpoint: Checkpoint | None,
         callbacks: list[Callable[[History], Any]], seed: int, group: Group, compile: bool | str, epochs: int,
+        target: str | None,
     ):  # fmt: skip
         self.model, self.guide, self.elbo, self.batches, self.interval = model, guide, elbo, batches, interval
         self.accumulate, self.validation, self.samples, self.stopping = accumulate, validation, samples, stopping
-        self.checkpoint, self.callbacks, self.group = checkpoint, callbacks, group
+        self.checkpoint, self.callbacks, self.group, self.target = checkpoint, callbacks, group, target
+        self.watch = ShortBatchWatch()
         self.modules = {k: m for k, m in (("model", model), ("guide", guide)) if isinstance(m, nn.Module)}
         own = self.modules["guide"].parameters() if "guide" in self.modules else iter(())
         self.device = next((parameter.device for parameter in own), None)
@@ -365,8 +438,7 @@ class _Run:
             "seed": seed, "batch_size": batches.batch_size, "num_rows": batches.num_rows, "accumulate": accumulate,
             "processes": group.size, "generators": len(batches.state()),
         }  # fmt: skip
-        self.optimizer = make_optimizer(model, guide, elbo, optimizer)
-        self.epochs = epochs
+        self.optimizer, self.epochs = optimizer, epochs
         self.compiled: CompiledLoss | None = None
         if compile is True and (isinstance(self.optimizer, PyroOptim) or group.size > 1):
             warnings.warn("compile: several processes and Pyro's optimisers run eagerly.", stacklevel=3)
@@ -426,8 +498,13 @@ class _Run:
     def _train_epoch(self, pressed: list[int], bar: Any) -> str:
         """Trains to the end of the epoch or to an interrupt: why to stop, or ``"epochs"``."""
         for batches in self._rest_of_epoch():
-            for terms in self._take([arguments(batch, self.device) for batch in batches]):
+            if self.batches.is_loader:
+                for batch in batches:
+                    self.watch.look(batch)
+            for terms in self._take([arguments(batch, self.device, self.model, self.target) for batch in batches]):
                 self.means.add(terms)
+            if self.step == 0:
+                self._check_scale(batches[-1])
             if self.scheduler is not None and self.interval == "batch":
                 self.scheduler.step()
             self.done, self.step = self.done + 1, self.step + 1
@@ -504,12 +581,32 @@ class _Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for batch in self.validation.share(self.group.rank, self.group.size):
-                args, kwargs = arguments(batch, self.device)
-                if kwargs or len(args) < 2:
-                    raise ValueError("validation must give batches (x, y), inputs before the target.")
+                inputs, y = inputs_and_target(batch, self.device, self.target)
+                if y is None:
+                    raise ValueError(
+                        "validation must give batches (x, y), inputs before the target, or dicts with one."
+                    )
                 options: dict[str, Any] = {"num_samples": self.samples, "seed": seed, "progress": False}
-                stream.update(predict(self.model, self.guide, *args[:-1], **options), args[-1])
+                stream.update(predict(self.model, self.guide, *inputs, **options), y)
         return Stream.merged(self.group.gather(stream)).compute().to_dict()
+
+    def _check_scale(self, batch: Any) -> None:
+        """Warns if the likelihood counts a different number of rows than there are: then the KL weighs wrongly."""
+        scale, known = getattr(self.elbo, "likelihood_scale", None), self.batches.possible_rows()
+        stated = hasattr(self.model, "num_data")
+        if scale is None or not known or (stated and not self.batches.is_loader):  # which has been compared
+            return
+        self.elbo.stop_watching()  # for the same, without knowing the rows
+        rows = num_rows(batch, "batch")
+        slack = 1.5 if self.batches.is_loader else 1.01  # drop_last, samplers
+        if all(max(scale * rows / count, count / (scale * rows)) > slack for count in known):
+            count = max(known)
+            advice = f"num_data={count}" if stated else f"pyro.plate(name, {count}, subsample_size=len(x))"
+            warnings.warn(
+                f"the likelihood of a batch of {rows} rows has scale {scale:.3g} and counts {scale * rows:.4g} rows, "
+                f"but data has {count}: the KL weighs {count / (scale * rows):.3g} times what it should. Use {advice}.",
+                stacklevel=5,
+            )
 
     # ---- states
 

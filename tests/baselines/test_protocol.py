@@ -107,7 +107,7 @@ def test_regression_shapes(output, target, means):
 
 def test_targets_of_the_wrong_shape():
     with pytest.raises(ValueError, match=r"\by\b"):
-        Observation("regression", 0.5, nn.Linear(1, 1)).log_prob(torch.ones(6, 1), torch.ones(6, 1))
+        Observation("regression", 0.5, nn.Linear(1, 1)).log_prob(torch.ones(6, 1), torch.ones(6, 2))
 
 
 def test_penalty_counts_weights_alone():

@@ -25,6 +25,19 @@ VALUES = {"rows": 100, "epistemic_share": 0.2, "samples_needed": 10, "num_sample
 UNSURE = [{"coverage": 0.7}, {"ece": 0.4}]
 
 
+@pytest.mark.parametrize(
+    ("gap", "error", "held_out", "found"),
+    [(-0.1, 0.01, True, True), (-0.1, 0.01, False, False), (-0.1, 0.06, True, False), (-0.01, 0.001, True, False)],
+    ids=["unsure", "on the training data", "few rows", "small"],
+)
+def test_classes_that_are_not_sure_enough(gap, error, held_out, found):
+    """An expected calibration error of 0.1 on 300 rows is below the bar of ``miscalibrated``."""
+    values = {**VALUES, "rows": 300, "ece": 0.1, "overconfidence": gap, "overconfidence_error": error}
+    findings = prediction_findings(values, held_out)
+    assert [finding.code for finding in findings] == ["too_unsure"] * found
+    assert all("vsd.calibrate" in finding.text and "vsd.Ensemble" in finding.text for finding in findings)
+
+
 @pytest.mark.parametrize("measured", UNSURE, ids=["coverage", "ece"])
 @pytest.mark.parametrize("code", ["kl_swamps", "no_fit", "unfinished", "droprates_lag", "num_data"])
 def test_a_cause_that_is_known_goes_first(measured, code):

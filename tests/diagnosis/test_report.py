@@ -306,9 +306,37 @@ def test_a_loader_knows_its_batch_size():
     assert "batch size" in report.findings[0].text
 
 
-def test_batches_as_keywords_have_no_predictions():
+def test_under_confident_classes():
+    """Half of the signal is noise: the most probable class is right more often than its probability says."""
+    x = torch.randn(400, 4)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 2])), num_data=200)
+    guide = vsd.VSDGuide(model, init_alpha=1e-4)
+    with torch.no_grad():
+        guide.get_parameter("theta.net.0.weight").copy_(torch.tensor([[0.5] * 4, [-0.5] * 4]))
+        model.net.network[0].bias.zero_()
+    y = (x.sum(-1) < 0).long()
+    report = diagnose(model, guide, (x[:200], y[:200]), (x[200:], y[200:]))
+    assert report.prediction["overconfidence"] < -0.1
+    assert "too_unsure" in {finding.code for finding in report.findings}
+
+
+def test_batches_as_keywords():
     model, guide, (x, y) = untrained()
-    report = quick(model, guide, [{"x": x[:100], "y": y[:100]}, {"x": x[100:], "y": y[100:]}])
+    halves = [(x[:100], y[:100]), (x[100:], y[100:])]
+    reports = [quick(model, guide, batches) for batches in (halves, [{"x": a, "y": b} for a, b in halves])]
+    assert reports[0].to_dict() == reports[1].to_dict()
+    renamed = [{"x": a, "class": b} for a, b in halves]
+    assert quick(model, guide, renamed, target="class").prediction == reports[0].prediction
+
+
+def test_batches_without_a_target_have_no_predictions():
+    def model(x, answer):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4, 1]).to_event(2))
+        with pyro.plate("data", 200, subsample=torch.arange(len(x))):
+            pyro.sample("y", dist.Normal((x @ w).squeeze(-1), 1.0), obs=answer)
+
+    data = [{"x": torch.randn(100, 4), "answer": torch.randn(100)} for _ in range(2)]
+    report = quick(model, vsd.VSDGuide(model).setup(**data[0]), data)
     assert report.prediction == {}
     assert any(text.startswith("predictions:") for text in report.left_out)
 

@@ -98,7 +98,7 @@ def test_predict(data, kind):
     assert finite(prediction.variance)
     assert (prediction.variance >= 0).all()
     if isinstance(prediction, vsd.ClassificationPrediction):
-        torch.testing.assert_close(prediction.probs.sum(-1), torch.ones_like(prediction.probs[:, 0]))
+        torch.testing.assert_close(prediction.probs.sum(-1), torch.ones_like(prediction.probs[..., 0]))
     if options["keep_samples"]:
         assert len(prediction.samples) == options["num_samples"]
         y = data.draw(tensors(prediction.mean.shape))

@@ -256,7 +256,7 @@ def test_parameters_are_named_by_role_and_site():
 def test_models_that_list_their_sites_have_parameters_from_the_start():
     assert vsd.VSDGuide(models.regressor()).sites
     guide = vsd.VSDGuide(models.HandWritten())
-    assert not list(guide.parameters())
+    assert not list(guide.named_parameters())
     assert guide.setup(*models.data()) is guide
     assert list(guide.parameters())
 

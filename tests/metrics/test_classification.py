@@ -143,9 +143,10 @@ def test_a_million_rows_in_float32_lose_nothing():
         (torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.long), "prediction"),
         (torch.randn(3, 2), torch.zeros(3, dtype=torch.long), "prediction"),  # logits
         (torch.tensor([[1.5, -0.5]]), torch.tensor([0]), "prediction"),
-        (torch.ones(2, 3, 2) / 2, torch.zeros(3, 1, dtype=torch.long), "y"),
+        (torch.ones(2, 3, 2) / 2, torch.zeros(3, 2, dtype=torch.long), "y"),
         (torch.ones(3, 2) / 2, torch.zeros(4, dtype=torch.long), "y"),
-        (torch.ones(3, 2) / 2, torch.zeros(3), "y"),
+        (torch.ones(3, 2) / 2, torch.full((3,), 0.5), "y"),
+        (torch.ones(3, 3) / 3, torch.zeros(3), "y"),
         (torch.ones(3, 2) / 2, torch.tensor([0, 1, 2]), "y"),
         (torch.ones(3, 2) / 2, torch.tensor([0, -1, 1]), "y"),
     ],

@@ -162,7 +162,7 @@ def test_returns_a_float_in_single_precision(name):
 @pytest.mark.parametrize(
     ("num_rows", "y", "argument"),
     [
-        (3, torch.zeros(3, 1), "y"),
+        (3, torch.zeros(3, 2), "y"),
         (3, torch.zeros(4), "y"),
         (3, torch.tensor([0, torch.nan, 1]), "y"),
         (0, torch.zeros(0), "prediction"),

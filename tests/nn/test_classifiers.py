@@ -46,7 +46,7 @@ def test_binary_classifier_is_binary_cross_entropy(dtype, squeezed):
     [
         torch.zeros(5),
         torch.zeros(5, dtype=torch.bool),
-        torch.zeros(5, 1, dtype=torch.long),
+        torch.zeros(5, 2, dtype=torch.long),
         torch.zeros(5, 3),
         torch.zeros(4, dtype=torch.long),
         torch.tensor([0, 1, 2, 3, 0]),
@@ -61,7 +61,7 @@ def test_bad_labels(y):
 @pytest.mark.parametrize(
     "y",
     [
-        torch.zeros(5, 1),
+        torch.zeros(5, 2),
         torch.zeros(4),
         torch.tensor([0, 1, 2, 1, 0]),
         torch.tensor([-1.0, 1, -1, 1, 1]),
@@ -86,4 +86,4 @@ def test_one_output_is_for_the_binary_classifier():
 
 def test_several_outputs_are_for_the_classifier():
     with pytest.raises(ValueError, match=r"\bClassifier\b"):
-        BinaryClassifier(bayesianize(mlp([4, 5, 3])), 20)(torch.randn(5, 4))
+        BinaryClassifier(bayesianize(mlp([4, 5, 3])), 20)(torch.randn(5, 4), torch.zeros(5))

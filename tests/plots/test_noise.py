@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
+import pyro_vsd as vsd
 from pyro_vsd import plots
 
 
@@ -92,3 +93,16 @@ def test_droprates_is_an_alias():
     with pytest.warns(DeprecationWarning, match="noise_variances"):
         ax = plots.droprates(torch.tensor([0.1, 0.2]))
     assert ax.get_ylabel() == "noise variance α"
+
+
+def test_a_guide_draws_itself():
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=10)
+    guide = vsd.VSDGuide(model)
+    labels = [patch.get_label() for patch in plots.noise_variances(guide).patches]
+    assert labels == ["net.0.weight (4 units)", "net.2.weight (8 units)"]
+    image = plots.noise_covariance(guide, "net.2.weight").images[0]
+    np.testing.assert_allclose(image.get_array(), guide.noise("net.2.weight").covariance_matrix.detach(), rtol=1e-9)
+    with pytest.raises(ValueError, match=r"\bsite\b"):
+        plots.noise_covariance(guide)
+    single = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 3])), num_data=10)
+    assert plots.noise_covariance(vsd.VSDGuide(single)).images

@@ -46,13 +46,13 @@ def test_class_log_prob_needs_no_samples():
 @pytest.mark.parametrize(
     "y",
     [
-        torch.zeros(7, 1, dtype=torch.long),
+        torch.zeros(7, 2, dtype=torch.long),
         torch.zeros(6, dtype=torch.long),
         torch.zeros(7),
         torch.full((7,), 3),
         torch.full((7,), -1),
     ],
-    ids=["column", "too few", "floats", "too large", "negative"],
+    ids=["two columns", "too few", "floats", "too large", "negative"],
 )
 def test_wrong_labels(y):
     with pytest.raises(ValueError, match=r"\by\b"):

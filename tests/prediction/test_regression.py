@@ -132,7 +132,7 @@ def test_wrong_level_of_an_interval(level):
 
 @pytest.mark.parametrize(
     ("mean", "y", "remedy"),
-    [((4,), (4, 1), "y.squeeze"), ((4, 1), (4,), "y.unsqueeze"), ((4,), (3,), "y")],
+    [((4, 1), (4,), "y.unsqueeze"), ((4,), (3,), "y"), ((4,), (4, 2), "y")],
 )
 def test_targets_of_a_wrong_shape_get_a_remedy(mean, y, remedy):
     with pytest.raises(ValueError, match=rf"\b{remedy}\b"):

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -78,6 +79,42 @@ def masked():
     return [(x, (x > 0).to(x), y) for x, y in numbers()]
 
 
+class Gated(nn.Module):
+    """Two inputs, an output object, and tokens on request."""
+
+    def __init__(self, tokens=False):
+        super().__init__()
+        self.tokens, self.linear = tokens, nn.Linear(cases.D, 3)
+
+    def forward(self, x, gate):
+        x = x * gate
+        return SimpleNamespace(logits=self.linear(x.unsqueeze(1) * torch.ones(2, 1) if self.tokens else x))
+
+
+def gated(tokens=False, **options):
+    return lambda: vsd.nn.Classifier(vsd.nn.bayesianize(Gated(tokens)), cases.N, **options)
+
+
+def packed():
+    return [((x, (x > 0).to(x)), y) for x, y in labelled()]
+
+
+def named():
+    return [({"x": x, "gate": (x > 0).to(x)}, y) for x, y in labelled()]
+
+
+def tokens():
+    return [(inputs, torch.stack([y, torch.where(y == 0, -100, y)], 1)) for inputs, y in packed()]
+
+
+def weighted():
+    return [(x, y, torch.rand(len(y))) for x, y in labelled()]
+
+
+def multilabel():
+    return [(x, torch.stack([y, 1 - y], 1)) for x, y in labelled()]
+
+
 def hierarchical(hyperprior):
     return lambda: cases.regressor(prior=vsd.nn.HierarchicalPrior(hyperprior))
 
@@ -105,6 +142,17 @@ MODELS = {
     "transformer": (lambda: vsd.nn.Classifier(vsd.nn.bayesianize(Encoder()), cases.N), images, {}, {}),
     "by-hand": (lambda: models.by_hand, numbers, {}, {}),
     "two-inputs": (TwoInputs, masked, {}, {}),
+    "tuple": (gated(), packed, {}, {}),
+    "dict": (gated(), named, {}, {}),
+    "tokens": (gated(tokens=True), tokens, {}, {}),
+    "class-weights": (gated(class_weights=[1.0, 2.0, 0.5]), named, {}, {}),
+    "sample-weights": (cases.classifier, weighted, {}, {}),
+    "multi-label": (
+        lambda: vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([cases.D, 5, 2])), cases.N),
+        multilabel,
+        {},
+        {},
+    ),
 }
 
 
@@ -153,6 +201,7 @@ def assert_same(found, expected, **tolerance):
         torch.testing.assert_close(found[2][name], value, msg=name, **tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:the likelihood of a batch")  # two batches of a model without a subsample
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_numbers_as_eager(name, replayed):
     expected = run(*build(name), eager_step)
@@ -400,12 +449,17 @@ class Nonzero(Branch):
         return self.linear(x) * len((x > 1).nonzero())
 
 
+class Masked(Branch):
+    def forward(self, x):
+        return self.linear(x) * x[x > 1].sum()
+
+
 class Listing(Branch):
     def forward(self, x):
         return self.linear(x) * (5.0 if max(x.flatten().tolist()) > 100 else 1.0)
 
 
-@pytest.mark.parametrize("net", [Branch, Coin, Numpy, Counting, Rewriting, Nonzero, Listing])
+@pytest.mark.parametrize("net", [Branch, Coin, Numpy, Counting, Rewriting, Nonzero, Masked, Listing])
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(net, replayed):
     def make(make_step):
         torch.manual_seed(2)

@@ -134,8 +134,9 @@ def test_the_watch_sees():
 
 
 def test_with_checks_numbers_are_looked_at():
-    """Labels are checked where Pyro's validation is on, its default: two numbers a step."""
-    assert watched_step(*classifier("mlp", "gaussian", "cpu")).waits == {"aten._local_scalar_dense.default": 2}
+    """Labels are checked where Pyro's validation is on, its default: two numbers a step, and in the first steps whether
+    outputs look like probabilities."""
+    assert watched_step(*classifier("mlp", "gaussian", "cpu")).waits == {"aten._local_scalar_dense.default": 3}
 
 
 @pytest.mark.parametrize("T", [0, 3])
