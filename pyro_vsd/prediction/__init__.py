@@ -5,7 +5,8 @@ sample has none. Every tensor is detached.
 """
 
 from pyro_vsd.prediction.base import Prediction
+from pyro_vsd.prediction.calibration import Calibration
 from pyro_vsd.prediction.classification import ClassificationPrediction
 from pyro_vsd.prediction.regression import RegressionPrediction
 
-__all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction"]
+__all__ = ["Calibration", "ClassificationPrediction", "Prediction", "RegressionPrediction"]
