@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_vsd"
 
 BELOW_BASELINES = {"ops", "distributions", "prediction", "infer", "nn", "metrics", "datasets"}
-EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis"}
+EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis", "posthoc"}
 
 # A room of the package (a folder or a file) and the other rooms it may import; all may import the basement.
 BASEMENT = "_utils"
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "baselines": BELOW_BASELINES,
     "training": {"infer", "prediction", "metrics"},
     "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots", "training"},
+    "posthoc": {"ops", "distributions", "prediction", "infer", "nn", "training", "diagnosis"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
     "__init__": EVERYTHING,
