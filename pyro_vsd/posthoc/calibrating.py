@@ -19,7 +19,8 @@ __all__ = ["FEWEST", "calibrate", "rows_of"]
 # Fewer rows say next to nothing about three factors.
 FEWEST = 30
 # The pull of the factors towards 1: standard deviations of Normal priors on the log of the noise factor, of the
-# temperature, and of the scale. 100 rows of a calibrated classifier move its temperature by about 5 %, not by 12 %.
+# temperature, and of the scale. In simulations of a calibrated classifier 30 rows then cost 0.004 nats a row on new
+# ones, and 0.026 without the pull; from 300 rows on there is no difference, nor for temperatures of 1.5.
 _PRIORS = {"noise": math.log(4.0), "temperature": 0.25, "scale": 0.25}
 # First steps in the logs: a factor of two of the noise, ten per cent of the others; and how far the search goes.
 _STEPS = {"noise": math.log(2.0), "temperature": 0.1, "scale": 0.1}
@@ -44,7 +45,7 @@ def calibrate(
 
     which decides where there are few rows and vanishes where there are many. Every candidate has the same draws of
     the noise, so that the score is a smooth function. For each noise factor, from 1 in steps of two, the temperature is
-    fitted anew; parabolas refine both. Some six predictions of the rows, whose samples are kept in memory one at a time.
+    fitted anew; parabolas refine both. Costs some six predictions; the samples of one are in memory.
 
     The weights, the noise and the model stay as they are: pass the result to
     ``vsd.predict(…, calibration=calibration)``. It is also kept as ``guide.calibration`` and saved with the guide's
@@ -79,7 +80,8 @@ def calibrate(
         raise ValueError(f"validation has {len(y)} rows. Hold out at least {FEWEST}: fewer say too little.")
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "progress": False}
     points: dict[float, _Point] = {}
-    with tqdm(desc="calibrate", unit="prediction", leave=False, disable=None if progress is None else not progress) as bar:
+    hidden = None if progress is None else not progress
+    with tqdm(desc="calibrate", unit="prediction", leave=False, disable=hidden) as bar:
 
         def objective(log_noise: float) -> float:
             if log_noise not in points:
@@ -108,7 +110,7 @@ def rows_of(data: Any, name: str, device: torch.device | None) -> tuple[tuple[An
     """All rows of ``(x, y)``, ``Data`` or a loader: the inputs of the model, and the targets."""
     batches = list(Batches(data, name=name).share())
     parts = zip(*map(tensors_in, batches), strict=True)
-    whole = iter([torch.cat(part) if part[0].dim() else part[0] for part in parts])
+    whole = iter([torch.cat(part) if len(part) > 1 and part[0].dim() else part[0] for part in parts])
     args, kwargs = arguments(map_tensors(lambda _: next(whole), batches[0]))
     if kwargs or len(args) < 2 or not isinstance(args[-1], Tensor):
         raise TypeError(f"{name} must give inputs and targets, (x, y).")

@@ -126,11 +126,11 @@ def from_trained(
     with torch.random.fork_rng(devices=devices), batches.generators_kept():
         torch.manual_seed(seed)
         model = _observation_model(net, task, noise, batches.num_rows, inputs, y)
-        options = {"num_reflections": num_reflections, "init_alpha": _NO_NOISE, "init_alpha_spread": 0.0}
-        guide = VSDGuide(model, **options, **guide_options)
+        guide_options |= {"num_reflections": num_reflections, "init_alpha": _NO_NOISE, "init_alpha_spread": 0.0}
+        guide = VSDGuide(model, **guide_options)
         curvatures = _curvatures(model, guide, batches, max_units, seed, bar)
     make_noise = {name: _noise_maker(A, num_reflections) for name, A in curvatures.items()}
-    options = {"num_samples": num_samples, "seed": seed, "progress": False, "keep_samples": True}
+    options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "progress": False}
     with tqdm(desc="from_trained: strength", unit="prediction", **bar) as predictions:
 
         def nll(strength: float) -> float:

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, OneHotCategorical
 
 from pyro_vsd._utils import check_nonnegative, check_positive
