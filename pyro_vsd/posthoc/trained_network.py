@@ -23,6 +23,7 @@ from pyro_vsd.diagnosis.gauss_newton import curvature_or_reason
 from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.nn import BayesianNetwork, BinaryClassifier, Classifier, ObservationModel, Regressor, bayesianize
 from pyro_vsd.posthoc.calibrating import FEWEST, rows_of
+from pyro_vsd.prediction import Calibration
 from pyro_vsd.training.data import Batches, arguments
 
 __all__ = ["from_trained"]
@@ -128,6 +129,10 @@ def from_trained(
         model = _observation_model(net, task, noise, batches.num_rows, inputs, y)
         guide_options |= {"num_reflections": num_reflections, "init_alpha": _NO_NOISE, "init_alpha_spread": 0.0}
         guide = VSDGuide(model, **guide_options)
+        if isinstance(model, Regressor) and noise == "learned":
+            plain = predict(model, guide, *inputs, num_samples=1, calibration=Calibration(noise=0.0), progress=False)
+            error = plain.mean - y
+            model.log_sigma.data.copy_(error.square().mean(0).sqrt().log())
         curvatures = _curvatures(model, guide, batches, max_units, seed, bar)
     make_noise = {name: _noise_maker(A, num_reflections) for name, A in curvatures.items()}
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "progress": False}
@@ -150,16 +155,12 @@ def _observation_model(
     network = net if isinstance(net, BayesianNetwork) else bayesianize(net)
     if task == "classification":
         with torch.no_grad(), evaluation_mode(net):
-            output = net(*take_rows(inputs, slice(0, 2)))
+            x = take_rows(inputs[0], slice(0, 2))
+            output = net(*x) if isinstance(x, tuple) else net(x)
         single = isinstance(output, Tensor) and (output.dim() == 1 or output.shape[-1] == 1)
         return (BinaryClassifier if single else Classifier)(network, num_data)
-    outputs = y[0].numel() if y.dim() > 1 and noise == "learned" else None
-    model = Regressor(network, num_data, noise=noise, num_outputs=outputs)
-    if noise == "learned":
-        with torch.no_grad(), evaluation_mode(net):
-            error = net(*inputs).reshape(y.shape) - y
-        model.log_sigma.data.copy_(error.square().mean(0).sqrt().log().reshape(model.log_sigma.shape))
-    return model
+    outputs = y.shape[-1] if y.dim() > 1 and noise == "learned" else None
+    return Regressor(network, num_data, noise=noise, num_outputs=outputs)
 
 
 def _curvatures(
