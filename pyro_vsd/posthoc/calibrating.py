@@ -11,7 +11,7 @@ from tqdm import tqdm
 from pyro_vsd._utils import check_integer, map_tensors, num_rows, tensors_in, to_device
 from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.prediction import Calibration, ClassificationPrediction, Prediction, RegressionPrediction
-from pyro_vsd.prediction.base import check_labels, to_tensor
+from pyro_vsd.prediction.base import check_labels
 from pyro_vsd.training.data import Batches, arguments
 
 __all__ = ["FEWEST", "calibrate", "rows_of"]
@@ -152,7 +152,7 @@ def _score(prediction: Prediction, y: Tensor) -> tuple[str | None, Callable[[flo
     if isinstance(prediction, ClassificationPrediction):
         assert prediction.samples is not None
         probs = prediction.samples
-        labels = check_labels(to_tensor(y), len(prediction), probs.shape[-1])
+        labels = check_labels(y.long(), len(prediction), probs.shape[-1])  # yes or no may come as floats
         logits = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()  # (S, N, C)
         own = logits.gather(-1, labels.expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
 

@@ -116,6 +116,7 @@ def from_trained(
         raise ValueError("train does not know its number of rows, which the noise depends on: pass a list of batches.")
     like = next(iter((*net.parameters(), *net.buffers())))
     inputs, y = rows_of(validation, "validation", like.device)
+    y = y.long() if task == "classification" else y  # yes or no may come as floats
     if len(y) < FEWEST:
         raise ValueError(f"validation has {len(y)} rows. Hold out at least {FEWEST}: fewer say too little.")
     if not batches.is_loader and {t.data_ptr() for t in tensors_in(batches.data)} & {

@@ -86,13 +86,13 @@ def test_noise_is_the_closed_form_of_a_linear_gaussian_model():
     torch.testing.assert_close(model.log_sigma.exp(), sigma)
     h = (train[0] * net.weight / sigma).detach()
     vectors = leading_reflections(h.mT @ h, 4)
-    noise = guide.noise("net.weight")
+    found = guide.noise("net.weight").covariance_matrix.detach()
     expected = [
         vsd.distributions.HouseholderNormal(1.0, best_variances(h.mT @ h, vectors, c), vectors).covariance_matrix
         for c in (2.0 ** torch.arange(-16, 17, 0.25)).tolist()
     ]
-    closest = min(expected, key=lambda S: float((S - noise.covariance_matrix).abs().max()))
-    torch.testing.assert_close(noise.covariance_matrix, closest, rtol=1e-6, atol=1e-9)
+    closest = min(expected, key=lambda S: float((S - found).abs().max()))
+    torch.testing.assert_close(found, closest, rtol=1e-6, atol=1e-9)
 
 
 def test_wide_weights_have_independent_noise(classes):
@@ -153,8 +153,9 @@ def test_yes_or_no():
     train, validation = halves(*images())
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 1))
     trained(net, train[0], train[1].double().unsqueeze(-1), nn.functional.binary_cross_entropy_with_logits)
-    model, _ = vsd.from_trained(net, train, validation)
+    model, guide = vsd.from_trained(net, train, (validation[0], validation[1].double()))
     assert isinstance(model, vsd.nn.BinaryClassifier)
+    assert vsd.calibrate(model, guide, (validation[0], validation[1].double()), num_samples=10).num_rows == 60
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
