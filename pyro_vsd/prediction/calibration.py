@@ -1,5 +1,6 @@
 """What held-out rows change in predictions: the size of the noise, a temperature, a scale of σ."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyro_vsd.prediction.regression import RegressionPrediction
 __all__ = ["Calibration"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Calibration:
     r"""Three factors, chosen on held-out rows: see :func:`pyro_vsd.calibrate`, and ``vsd.predict(…, calibration=…)``.
 
@@ -34,16 +35,27 @@ class Calibration:
     tensor([[0.7500, 0.2500]])
     """
 
-    noise: float = 1.0
-    temperature: float = 1.0
-    scale: float = 1.0
-    scores: dict[str, float] = field(default_factory=dict, hash=False)
-    num_rows: int = 0
+    noise: float
+    temperature: float
+    scale: float
+    scores: dict[str, float] = field(hash=False)
+    num_rows: int
 
-    def __post_init__(self) -> None:
-        check_nonnegative("noise", self.noise)
-        check_positive("temperature", self.temperature)
-        check_positive("scale", self.scale)
+    def __init__(
+        self,
+        noise: float = 1.0,
+        temperature: float = 1.0,
+        scale: float = 1.0,
+        *,
+        scores: Mapping[str, float] | None = None,
+        num_rows: int = 0,
+    ) -> None:
+        check_nonnegative("noise", noise)
+        check_positive("temperature", temperature)
+        check_positive("scale", scale)
+        given = {"noise": noise, "temperature": temperature, "scale": scale, "num_rows": num_rows}
+        for name, value in {**given, "scores": dict(scores or {})}.items():
+            object.__setattr__(self, name, value)
 
     def apply(self, prediction: Prediction) -> Prediction:
         """The prediction with this temperature or scale; it needs samples. The noise is the guide's: see

@@ -68,3 +68,9 @@ def test_plain_types_make_it_again():
     calibration = vsd.Calibration(0.5, 1.2, scores={"before": -1.0, "after": -0.9}, num_rows=40)
     assert vsd.Calibration(**calibration.to_plain()) == calibration
     assert "temperature=1.2" in repr(calibration)
+
+
+def test_a_calibration_does_not_change():
+    calibration = vsd.Calibration(temperature=2.0)
+    with pytest.raises(AttributeError):
+        calibration.temperature = 1.0
