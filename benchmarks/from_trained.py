@@ -170,7 +170,7 @@ def prediction_of(fitted: Any, net: Any, x: Tensor, draws: int) -> vsd.Classific
 @torch.no_grad()
 def linearised(fitted: Any, net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the outputs under the linearised network: what laplace-torch computes from Jacobians of
-    all weights, at more than 40 ms a row; here by layers, since the Jacobian of a layer's weight is a product of two vectors."""
+    all weights, at over 40 ms a row; here by layers, since the Jacobian of a weight is a product of two vectors."""
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     hidden = [x]
     for layer in layers[:-1]:
