@@ -10,12 +10,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pyro_vsd import datasets, diagnosis, distributions, ensemble, export, infer, metrics, nn, ops, training
+from pyro_vsd import datasets, diagnosis, distributions, ensemble, export, infer, metrics, nn, ops, posthoc, training
 from pyro_vsd.diagnosis import diagnose
 from pyro_vsd.distributions import coherent
 from pyro_vsd.ensemble import Ensemble
 from pyro_vsd.infer import VSD_ELBO, VSDGuide, predict
-from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.posthoc import calibrate, from_trained
+from pyro_vsd.prediction import Calibration, ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.training import compile_step, fit, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Calibration",
     "ClassificationPrediction",
     "Ensemble",
     "Prediction",
     "RegressionPrediction",
     "VSDGuide",
     "VSD_ELBO",
+    "calibrate",
     "coherent",
     "compile_step",
     "datasets",
@@ -41,11 +44,13 @@ __all__ = [
     "ensemble",
     "export",
     "fit",
+    "from_trained",
     "infer",
     "load_checkpoint",
     "metrics",
     "nn",
     "ops",
+    "posthoc",
     "predict",
     "save_checkpoint",
     "training",

@@ -44,7 +44,7 @@ def resolve(name):
 @pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page))], ids=lambda page: page.stem)
 def test_code_of_a_page_runs_from_top_to_bottom(page, monkeypatch, tmp_path):
     plt = pytest.importorskip("matplotlib.pyplot")
-    for extra in ("lightning", "sklearn"):
+    for extra in ("lightning", "mapie", "sklearn"):
         if f"from {extra}" in page.read_text(encoding="utf-8"):
             pytest.importorskip(extra)
     monkeypatch.chdir(tmp_path)

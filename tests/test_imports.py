@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_vsd"
 
 BELOW_BASELINES = {"ops", "distributions", "prediction", "infer", "nn", "metrics", "datasets"}
-EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis", "ensemble", "export"}
+EVERYTHING = BELOW_BASELINES | {"plots", "baselines", "training", "diagnosis", "ensemble", "export", "posthoc"}
 
 # A room of the package (a folder or a file) and the other rooms it may import; all may import the basement.
 BASEMENT = "_utils"
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots", "training"},
     "ensemble": {"infer", "prediction", "training"},
     "export": {"distributions", "infer", "nn"},
+    "posthoc": {"ops", "distributions", "prediction", "infer", "nn", "training", "diagnosis"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
     "__init__": EVERYTHING,

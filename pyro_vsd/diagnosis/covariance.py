@@ -13,13 +13,23 @@ import torch
 from torch import Tensor
 
 from pyro_vsd._utils import check_positive
+from pyro_vsd.ops.householder import compact_wy, dense
 
-__all__ = ["best_covariance", "best_droprates", "best_scales", "noise_objective"]
+__all__ = [
+    "best_covariance",
+    "best_droprates",
+    "best_scales",
+    "best_variances",
+    "leading_reflections",
+    "noise_objective",
+]
 
 # A unit that does not change the loss has infinite noise at the optimum; here its KL is 5e-5 of the strength.
 _LARGEST = 1e4
 # Steps extrapolated by a larger factor gained nothing and led to singular matrices.
 _LONGEST = 64.0
+# Of the fixed point of α; further ones changed F by less than a thousandth of the gain.
+_ITERATIONS = 30
 
 
 def noise_objective(covariance: Tensor, A: Tensor, strength: float) -> float:
@@ -50,8 +60,11 @@ def best_droprates(A: Tensor, strength: float) -> Tensor:
     >>> best_droprates(torch.tensor([2.0, 12.0]), strength=24.0)
     tensor([3., 1.])
     """
-    A, c = _checked(A if A.dim() == 2 else A.diag(), strength)
-    return (2 * c / (A.diagonal() * (1 + (1 + 4 * c / A.diagonal()).sqrt()))).clamp(max=_LARGEST)
+    if A.dim() == 2:
+        A = A.diagonal()
+    check_positive("strength", strength)
+    a = _finite(A, A) + strength / _LARGEST**2
+    return (2 * strength / (a * (1 + (1 + 4 * strength / a).sqrt()))).clamp(max=_LARGEST)
 
 
 def best_covariance(A: Tensor, strength: float, *, tolerance: float = 1e-7, max_steps: int = 200) -> Tensor:
@@ -100,6 +113,70 @@ def best_covariance(A: Tensor, strength: float, *, tolerance: float = 1e-7, max_
     return best
 
 
+def leading_reflections(A: Tensor, num_reflections: int) -> Tensor:
+    """Reflections that turn the noise into the directions in which it hurts most, ``(T, K)``; O(K³).
+
+    The T leading eigenvectors of A become directions of the noise, each in the place of the unit with its largest
+    entry. From T = K - 1 on, when all directions are eigenvectors, further vectors are zero: no reflections.
+
+    :param A: curvature ``(K, K)``.
+    :param num_reflections: T.
+
+    >>> vectors = leading_reflections(torch.tensor([[4.0, 2.0], [2.0, 4.0]]), 1)
+    >>> vsd.ops.householder.dense(vsd.ops.householder.compact_wy(vectors)).abs()
+    tensor([[0.7071, 0.7071],
+            [0.7071, 0.7071]])
+    """
+    A, _ = _checked(A, 1.0)
+    K, T = len(A), min(num_reflections, len(A) - 1)
+    vectors = torch.zeros(num_reflections, K, dtype=A.dtype, device=A.device)
+    if T == 0:
+        return vectors
+    directions = torch.linalg.eigh(A)[1].flip(-1)[:, :T]
+    order = _own_units(directions)
+    # Householder's QR of orthonormal columns: its reflections take the first T units to them, up to signs
+    below, factors = torch.geqrf(directions[order])
+    rows = torch.tril(below, -1).mT + torch.eye(T, K, dtype=A.dtype, device=A.device)
+    # U = H_T ... H_1, and the first reflection of the QR is applied last
+    vectors[:T, order] = (rows * (factors != 0).unsqueeze(-1)).flip(0)
+    return vectors
+
+
+def best_variances(A: Tensor, vectors: Tensor, strength: float) -> Tensor:
+    r"""The best noise variances α for given reflections, ``(K,)``; O(K² T).
+
+    They solve :math:`1/\alpha_j = a_j/c + \sum_i U_{ij}^2/(1 + s_i)` with :math:`a = \operatorname{diag}(U^\top A U)`
+    and :math:`s_i = \sum_j U_{ij}^2 \alpha_j`: a fixed point that never raises F. At most 1e4.
+
+    :param A: curvature ``(K, K)``.
+    :param vectors: of the reflections, ``(T, K)``.
+    :param strength: c > 0.
+
+    >>> best_variances(torch.tensor([2.0, 12.0]).diag(), torch.zeros(0, 2), strength=24.0)
+    tensor([3., 1.])
+    """
+    A, c = _checked(A, strength)
+    U = dense(compact_wy(vectors.to(A)))
+    squares, a = U.square(), (U * (A @ U)).sum(0) / c
+    alpha = 2 / (a * (1 + (1 + 4 / a).sqrt()))  # the optimum without reflections
+    for _ in range(_ITERATIONS if len(vectors) else 0):
+        alpha = 1 / (a + squares.mT @ (1 / (1 + squares @ alpha)))
+    return alpha.clamp(max=_LARGEST)
+
+
+def _own_units(directions: Tensor) -> Tensor:
+    """A permutation ``(K,)`` of the units: first, for each direction ``(K, T)`` in turn, the free unit with its largest
+    entry, so that the other units turn as little as possible."""
+    sizes = directions.abs().clone()
+    chosen = []
+    for column in sizes.unbind(-1):
+        chosen.append(int(column.argmax()))
+        sizes[chosen[-1]] = -1
+    taken = set(chosen)
+    rest = [unit for unit in range(len(directions)) if unit not in taken]
+    return torch.tensor(chosen + rest, device=directions.device)
+
+
 def best_scales(covariance: Tensor, A: Tensor, strength: float) -> Tensor:
     """The covariance with the given correlations and the best variance of each unit, ``(K, K)``.
 
@@ -134,7 +211,11 @@ def _checked(A: Tensor, strength: float) -> tuple[Tensor, float]:
     if A.dim() != 2 or A.shape[0] != A.shape[1] or not len(A):
         raise ValueError(f"A must have the shape (K, K), not {tuple(A.shape)}.")
     check_positive("strength", strength)  # without a KL the best noise is none
-    A = A.detach().double()
-    if not bool(A.isfinite().all()) or float(A.diagonal().min()) < 0:
-        raise ValueError("A must be finite with a non-negative diagonal.")
+    A = _finite(A, A.diagonal())
     return A + (strength / _LARGEST**2) * torch.eye(len(A), dtype=A.dtype, device=A.device), float(strength)
+
+
+def _finite(A: Tensor, diagonal: Tensor) -> Tensor:
+    if not bool(A.isfinite().all()) or float(diagonal.min()) < 0:
+        raise ValueError("A must be finite with a non-negative diagonal.")
+    return A.detach().double()

@@ -41,9 +41,13 @@ def curvature(model: Any, guide: Any, *args: Any, max_units: int = 512, **kwargs
 
 
 def curvature_or_reason(
-    model: Any, guide: Any, args: Any, kwargs: Any, max_units: int
+    model: Any, guide: Any, args: Any, kwargs: Any, max_units: int, num_labels: int | None = None, wide: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The matrices, and for each weight without one the reason."""
+    """The matrices, and for each weight without one the reason.
+
+    :param num_labels: from so many drawn labels, where that takes fewer backward passes than the exact matrix.
+    :param wide: whether weights of more than ``max_units`` have the diagonal of theirs, ``(K,)``.
+    """
     rows = num_rows((args, kwargs))
     reasons: dict[str, str] = {}
     with torch.enable_grad(), evaluation_mode(model):
@@ -53,7 +57,7 @@ def curvature_or_reason(
         for name, draw in draws.items():
             if draw.batch_shape:
                 reasons[name] = "this weight is in a plate"
-            elif draw.num_units > max_units:
+            elif draw.num_units > max_units and not wide:
                 reasons[name] = f"this weight has {draw.num_units} noise units, more than max_units={max_units}"
             else:
                 leaf = draw.rows(rows)  # (B, K), the noise that the network will use
@@ -63,41 +67,49 @@ def curvature_or_reason(
             if draws[name].source.examples != {rows} or draws[name].source.used_dense:
                 reasons[name] = "all rows share a draw of this weight"
                 del leaves[name]
-        totals = {name: leaf.new_zeros(leaf.shape[-1], leaf.shape[-1]).double() for name, leaf in leaves.items()}
+        shapes = {name: (leaf.shape[-1],) * (1 if leaf.shape[-1] > max_units else 2) for name, leaf in leaves.items()}
+        totals = {name: leaf.new_zeros(shapes[name]).double() for name, leaf in leaves.items()}
         for site in model_trace.nodes.values():
             if not leaves or site["type"] != "sample" or not site["is_observed"]:
                 continue
             # the weight of each row in the objective: the scale of plates, 0 where masked
             scale = torch.as_tensor(1.0 if site["scale"] is None else site["scale"]).double()
             scale = (scale * torch.as_tensor(True if site["mask"] is None else site["mask"])).expand(rows)
-            for output, weight in _directions(row_distribution(site["fn"], rows)):
+            for output, weight in _directions(row_distribution(site["fn"], rows), num_labels):
                 grads = torch.autograd.grad(output.sum(), [*leaves.values()], retain_graph=True, materialize_grads=True)
                 for (name, total), grad in zip(totals.items(), grads, strict=True):
                     z = draws[name].scale
-                    slope = (grad if z is None else grad * z).double()  # in ξ; the rows are z ⊙ ξ
-                    total += (slope * (weight.double() * scale).unsqueeze(-1)).mT @ slope
+                    slope = grad if z is None else grad * z  # in ξ; the rows are z ⊙ ξ
+                    weighted = slope * (weight * scale).to(slope.dtype).unsqueeze(-1)
+                    total += weighted.mT @ slope if total.dim() == 2 else (weighted * slope).sum(0)
     return {name: total.detach() for name, total in totals.items()}, reasons
 
 
-def _directions(likelihood: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def _directions(likelihood: Any, num_labels: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of an output of each row and its weight, ``(B,)`` both. The Fisher matrix is the weighted sum of the outer
-    products of the outputs' gradients."""
+    products of the outputs' gradients. With ``num_labels`` there are no more pairs than that."""
     base = base_distribution(likelihood)
+    passes = num_labels or _PASSES
     plain = len(likelihood.batch_shape) == 1
-    if plain and likelihood is base and isinstance(base, Categorical) and base.probs.shape[-1] <= _PASSES:
+    if plain and likelihood is base and isinstance(base, Categorical) and base.probs.shape[-1] <= passes:
         for column in base.logits.log_softmax(-1).unbind(-1):
             yield column, column.detach().exp()
     elif plain and likelihood is base and isinstance(base, Bernoulli):
         probs = base.probs.detach()
         yield base.logits, probs * (1 - probs)
-    elif plain and isinstance(base, Normal) and base.loc.dim() <= 2:
+    elif plain and isinstance(base, Normal) and base.loc.dim() <= 2 and _few_outputs(base, num_labels):
         loc, scale = (t.reshape(len(t), -1) for t in (base.loc, base.scale.expand_as(base.loc)))
         for mean, sigma in zip(loc.unbind(-1), scale.unbind(-1), strict=True):
             yield mean, sigma.detach() ** -2
             if sigma.requires_grad:
                 yield sigma.log(), torch.full_like(sigma, 2.0)
     else:
-        for _ in range(_PASSES):
+        for _ in range(passes):
             density = likelihood.log_prob(likelihood.sample())
             by_row = density.reshape(len(density), -1).sum(-1)
-            yield by_row, torch.full_like(by_row.detach(), 1 / _PASSES)
+            yield by_row, torch.full_like(by_row.detach(), 1 / passes)
+
+
+def _few_outputs(normal: Normal, num_labels: int | None) -> bool:
+    outputs = normal.loc[0].numel() * (2 if normal.scale.requires_grad and normal.scale.dim() == 2 else 1)
+    return num_labels is None or outputs <= num_labels

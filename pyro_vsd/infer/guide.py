@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyro
@@ -30,6 +30,7 @@ from pyro_vsd.infer.parameters import as_parameter, asked_by_optimizer, check_ga
 from pyro_vsd.infer.sites import Entry, Site, listed_entries, make_sites, traced_entries, tracing_model
 from pyro_vsd.infer.vectors import VECTORS, make_vectors
 from pyro_vsd.ops.noise import NoiseTerms, joint_noise_terms, noise_terms
+from pyro_vsd.prediction import Calibration
 
 __all__ = ["VSDGuide"]
 
@@ -38,6 +39,8 @@ ROLES = ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale", "loc", "log_sc
 _HALVINGS = 80
 # Quantiles of the noise variances that a guide prints.
 _LEVELS = (0.05, 0.5, 0.95)
+# Log-variance of no noise: in float64 adding it to 1 changes nothing.
+_NONE = -80.0
 
 
 class VSDGuide(AutoGuide):
@@ -75,6 +78,8 @@ class VSDGuide(AutoGuide):
     :param conv_noise: noise on ``"out"``\ put or ``"in"``\ put channels of convolutions.
     :param example_dim: the axis of a sequence that counts the examples: 1 for networks that put the sequence first.
     :param create_plates: as for Pyro's autoguides.
+    :ivar calibration: what :func:`pyro_vsd.calibrate` found last, saved with the state; predictions use it where it is
+        given: ``vsd.predict(…, calibration=guide.calibration)``.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> guide = vsd.VSDGuide(model, num_reflections=2)
@@ -137,6 +142,7 @@ class VSDGuide(AutoGuide):
         self.conv_noise, self.example_dim = conv_noise, example_dim
         self.sites: dict[str, Site] = {}
         self.supports: dict[str, constraints.Constraint] = {}
+        self.calibration: Calibration | None = None
         if hasattr(model, "latent_sites"):
             self._build(listed_entries(model.latent_sites(), self.init_loc_fn))
 
@@ -365,6 +371,30 @@ class VSDGuide(AutoGuide):
         self._weight(site)
         return self._get("log_alpha", site).exp()
 
+    @contextmanager
+    def noise_times(self, factor: float) -> Iterator[None]:
+        """Within this context all noise variances are ``factor`` times as large; 0 is no noise at all.
+
+        >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
+        >>> guide = vsd.VSDGuide(model, init_alpha=0.2, init_alpha_spread=0.0)
+        >>> with guide.noise_times(0.5):
+        ...     guide.alpha("net.0.weight")
+        tensor([0.1000, 0.1000, 0.1000, 0.1000], grad_fn=<ExpBackward0>)
+        """
+        check_nonnegative("factor", factor)
+        self._require_setup()
+        own = {n: self._get("log_alpha", n) for n, site in self.sites.items() if site.kind == "weight"}
+        kept = {name: value.detach().clone() for name, value in own.items()}
+        with torch.no_grad():
+            for value in own.values():
+                value.add_(math.log(factor) if factor else -math.inf).clamp_(min=_NONE)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in own.items():
+                    value.copy_(kept[name])
+
     def noise_dim(self, site: str) -> int:
         """The axis of a weight along which its noise units run."""
         return self._weight(site).noise_dim
@@ -483,6 +513,7 @@ class VSDGuide(AutoGuide):
             "vectors": self.vector_kind,
             "rank": self.rank,
             "example_dim": self.example_dim,
+            "calibration": None if self.calibration is None else self.calibration.to_plain(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -511,6 +542,8 @@ class VSDGuide(AutoGuide):
                 "model's arguments before loading."
             )
         self.example_dim = state["example_dim"]
+        calibration = state.get("calibration")
+        self.calibration = None if calibration is None else Calibration(**calibration)
         layout = (state["num_reflections"], state["vectors"], state["rank"])
         if self.sites and layout == (self.num_reflections, self.vector_kind, self.rank):
             return

@@ -35,7 +35,7 @@ from pyro_vsd.distributions import LazyWeight
 from pyro_vsd.distributions import coherent as coherent_context
 from pyro_vsd.distributions.lazy_weight import NoiseMismatchError, NoiseSource
 from pyro_vsd.ops.noise import rotated_noise_
-from pyro_vsd.prediction import ClassificationPrediction, Prediction, RegressionPrediction
+from pyro_vsd.prediction import Calibration, ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.prediction.collect import Collector, make_collector, row_distribution
 
 __all__ = ["predict"]
@@ -65,6 +65,7 @@ def predict(
     progress: bool | None = None,
     site: str | None = None,
     target: str | None = None,
+    calibration: Calibration | None = None,
 ) -> Prediction:
     r"""The predictive distribution :math:`\frac1S \sum_s p(y \mid x, W_s)` of every row of the inputs.
 
@@ -91,6 +92,7 @@ def predict(
     :param progress: a progress bar; by default one appears in a terminal after some seconds.
     :param site: the observed site, where the model has several.
     :param target: the key of the targets in a loader's dicts.
+    :param calibration: what :func:`pyro_vsd.calibrate` found on held-out rows.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> vsd.predict(model, vsd.VSDGuide(model), torch.randn(5, 4), num_samples=10).probs.shape
@@ -102,6 +104,11 @@ def predict(
     check_integer("num_samples", num_samples, 1)
     if batch_size is not None:
         check_integer("batch_size", batch_size, 1)
+    if calibration is not None and not isinstance(calibration, Calibration):
+        raise TypeError(f"calibration must be what vsd.calibrate returns, or None, not {type(calibration).__name__}.")
+    noise = 1.0 if calibration is None else calibration.noise
+    if noise != 1 and not hasattr(guide, "noise_times"):
+        raise ValueError(f"calibration has noise={noise:.3g}, and guide, a {type(guide).__name__}, has no such noise.")
     if hasattr(guide, "sites") and not guide.sites:
         raise ValueError(
             "guide: it has no parameters, since it has not seen its model's sites. Train it, call guide.setup(x, y), "
@@ -113,7 +120,7 @@ def predict(
     seed = int(seed)  # NumPy's integers overflow
     if len(inputs) == 1 and _is_loader(inputs[0]):
         options: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "coherent": coherent}
-        options |= {"keep_samples": keep_samples, "site": site}
+        options |= {"keep_samples": keep_samples, "site": site, "calibration": calibration}
         return _of_loader(model, guide, inputs[0], target, seed, progress, options)
     arguments = call_arguments(model, inputs)
     rows = num_rows(arguments, "inputs")
@@ -125,6 +132,7 @@ def predict(
         evaluation_mode(model),
         torch.random.fork_rng(devices=sorted(d.index for d in devices)),
         coherent_context() if coherent else contextlib.nullcontext(),
+        guide.noise_times(noise) if noise != 1 else contextlib.nullcontext(),
     ):
         run = _Run(model, guide, arguments, rows, site, seed)
         size = batch_size or _default_size(arguments, rows)
@@ -140,6 +148,8 @@ def predict(
                     observed = row_distribution(observed, count)
                     if _row_shape(observed) != plan.shape:
                         raise _ChangedError
+                    if calibration is not None:
+                        observed = calibration.distribution(observed)
                     if collector is None:
                         collector = make_collector(observed, num_samples, rows, keep_samples)
                     collector.add(start, observed)

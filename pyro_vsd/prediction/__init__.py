@@ -5,8 +5,17 @@ sample has none. Every tensor is detached.
 """
 
 from pyro_vsd.prediction.base import Prediction
+from pyro_vsd.prediction.calibration import Calibration
 from pyro_vsd.prediction.classification import ClassificationPrediction
 from pyro_vsd.prediction.regression import RegressionPrediction
 from pyro_vsd.prediction.stacking import Stacking, mixture, stack
 
-__all__ = ["ClassificationPrediction", "Prediction", "RegressionPrediction", "Stacking", "mixture", "stack"]
+__all__ = [
+    "Calibration",
+    "ClassificationPrediction",
+    "Prediction",
+    "RegressionPrediction",
+    "Stacking",
+    "mixture",
+    "stack",
+]

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import pyro_vsd as vsd
-from pyro_vsd.diagnosis import best_covariance, best_droprates, best_scales, noise_objective
+from pyro_vsd.diagnosis import (
+    best_covariance,
+    best_droprates,
+    best_scales,
+    best_variances,
+    leading_reflections,
+    noise_objective,
+)
+from pyro_vsd.ops.householder import compact_wy, dense
 
 
 def low_rank(K=50, rank=3, seed=0):
@@ -132,3 +140,44 @@ def test_a_unit_without_curvature_gets_the_largest_noise():
 def test_wrong_arguments(name, call):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         call()
+
+
+def curved(K=8):
+    J = torch.randn(40, K) * torch.logspace(1, -2, K)
+    return J.mT @ J
+
+
+@pytest.mark.parametrize("T", [0, 1, 3, 7, 9])
+def test_leading_reflections_turn_units_into_eigenvectors(T):
+    A = curved()
+    vectors = leading_reflections(A, T)
+    assert vectors.shape == (T, 8)
+    U, rank = dense(compact_wy(vectors)), min(T, 7)
+    leading = torch.linalg.eigh(A)[1][:, 8 - rank :]
+    overlap = (leading.mT @ U).abs()  # one column of U is each direction
+    torch.testing.assert_close(overlap.amax(-1), torch.ones(rank))
+
+
+def test_best_variances_are_a_minimum():
+    A, T = curved(), 3
+    vectors = leading_reflections(A, T)
+    U = dense(compact_wy(vectors))
+    alpha = best_variances(A, vectors, 2.0)
+
+    def value(log_change):
+        return noise_objective(U @ (alpha * log_change.exp()).diag() @ U.mT, A, 2.0)
+
+    lowest = value(torch.zeros(8))
+    assert all(value(0.05 * torch.randn(8)) > lowest for _ in range(50))
+
+
+def test_all_reflections_are_nearly_as_good_as_any_covariance():
+    A = curved()
+    values = []
+    for T in (0, 3, 7):
+        vectors = leading_reflections(A, T)
+        U = dense(compact_wy(vectors))
+        values.append(noise_objective(U @ best_variances(A, vectors, 1.0).diag() @ U.mT, A, 1.0))
+    best = noise_objective(best_covariance(A, 1.0), A, 1.0)
+    assert best <= values[2] < values[1] < values[0]
+    assert values[2] - best < 0.1 * (values[0] - best)
