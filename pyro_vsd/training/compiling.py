@@ -19,16 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_vsd._utils import capturing
 from pyro_vsd.infer import VSD_ELBO
 
-__all__ = [
-    "CompiledLoss",
-    "CompiledStep",
-    "Program",
-    "close",
-    "compile_step",
-    "first_line",
-    "replay",
-    "steps_not_counted",
-]
+__all__ = ["CompiledLoss", "CompiledStep", "compile_step", "steps_not_counted"]
 
 # Each new shape or mode costs a compilation: after this many, further ones run eagerly.
 _MOST = 4
@@ -142,7 +133,7 @@ class CompiledLoss:
         self.reason: str | None = None
         self.choices: dict[int, str] = {}
         self.announce = _to_terminal
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, _Program] = {}
         self._captures = 0
         self._refused: dict[Any, str] = {}
 
@@ -161,7 +152,7 @@ class CompiledLoss:
         except Exception as error:  # labels out of range, for instance
             loss = self.eager(args, kwargs, share)  # raises in the model's own words
             del self._programs[key]
-            self._refuse(key, first_line(error))
+            self._refuse(key, _first_line(error))
             return loss
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], share: float = 1.0) -> Tensor:
@@ -186,7 +177,7 @@ class CompiledLoss:
         return (shapes, torch.is_autocast_enabled(device), torch.get_default_dtype(), _Unhashable.wrap(rest)), tensors
 
     def _carefully(
-        self, key: Any, program: "Program | None", args: Any, kwargs: Any, tensors: list[Tensor], share: float
+        self, key: Any, program: "_Program | None", args: Any, kwargs: Any, tensors: list[Tensor], share: float
     ) -> Tensor:
         """A call of a program that is new, or that is to be made."""
         reason = self._refused.get(key)
@@ -210,7 +201,7 @@ class CompiledLoss:
             found = _State(self.loss, parameters, found_loss, _pieces(self.elbo))
             reason = found.differs_from(expected)
         except Exception as error:  # whatever the model, the tracer or the compiler raises
-            reason, found = first_line(error), None
+            reason, found = _first_line(error), None
         if reason is None:
             assert program is not None
             assert found is not None
@@ -256,7 +247,7 @@ class CompiledLoss:
         warnings.warn(f"the training step is not compiled and runs eagerly: {reason}.", stacklevel=6)
         return reason
 
-    def _time(self, args: Any, kwargs: Any, program: "Program | None" = None, tensors: Any = None) -> float:
+    def _time(self, args: Any, kwargs: Any, program: "_Program | None" = None, tensors: Any = None) -> float:
         """Seconds of an evaluation, which leaves nothing behind."""
         parameters = [p for p in self.loss.parameters() if p.requires_grad]
         state, seconds = _State(self.loss, parameters), []
@@ -269,7 +260,7 @@ class CompiledLoss:
             p.grad = gradient
         return statistics.median(seconds)
 
-    def _race(self, key: Any, program: "Program", args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+    def _race(self, key: Any, program: "_Program", args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         """Leaves a program that is no faster than the eager loss."""
         pieces = _pieces(self.elbo)
         eager, compiled = self._time(args, kwargs), self._time(args, kwargs, program, tensors)
@@ -279,14 +270,14 @@ class CompiledLoss:
             self.choices[len(tensors[0])] = "eager"
             self._refused[key] = "the eager step is as fast"
 
-    def _compiled(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> "Program":
+    def _compiled(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> "_Program":
         if self.steps is not None and self.choices[len(tensors[0])] == "captured":
-            return Program(self.loss, args, kwargs, tensors, replay, _TOO_FEW)
+            return _Program(self.loss, args, kwargs, tensors, _replay, _TOO_FEW)
         self.announce(f"compiling the training step: about {_COMPILATION:.0f} s, once")
-        return Program(self.loss, args, kwargs, tensors, _compile)
+        return _Program(self.loss, args, kwargs, tensors, _compile)
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
@@ -345,12 +336,12 @@ class _State:
             "buffers": [(a[1], b[1]) for a, b in zip(self.buffers, other.buffers, strict=True)],
         }
         for name, values in pairs.items():
-            if values and not close(values):
+            if values and not _close(values):
                 return f"its {name} differ from those of the eager step (a branch on data, or a hook?)"
         return None
 
 
-def close(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+def _close(pairs: list[tuple[Tensor, Tensor]]) -> bool:
     sizes = [b.abs().max().double() if b.numel() else torch.zeros((), dtype=torch.float64) for _, b in pairs]
     largest = max(float(size) for size in sizes)
     for (a, b), size in zip(pairs, sizes, strict=True):
@@ -377,7 +368,7 @@ def _put_pieces(elbo: Any, pieces: dict[str, Any]) -> None:
 # ---- the program
 
 
-class Program:
+class _Program:
     """The loss, its gradients and terms as one compiled graph of torch's operators.
 
     Every tensor from outside (parameters, buffers, constants of the model) is an input, so that only plain Python
@@ -469,7 +460,7 @@ def _compile(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     return compiled
 
 
-def replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+def _replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     """The captured operators, one after the other, through torch's own functions, which are faster to call."""
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from pyro_vsd.training.compiling import Program, close, first_line, replay, steps_not_counted
+from pyro_vsd.training.compiling import _close, _first_line, _Program, _replay, steps_not_counted
 
 __all__ = ["JointLoss", "NotJointError"]
 
@@ -110,7 +110,7 @@ class JointLoss:
             state, alone = torch.get_rng_state(), self._alone(args, kwargs)  # raises in the model's own words
             warnings.simplefilter("ignore")  # vmap warns of operators that it loops over
             try:
-                program = Program(loss, args, kwargs, tensors, lambda graph, inputs: graph)
+                program = _Program(loss, args, kwargs, tensors, lambda graph, inputs: graph)
                 inputs = [self._weight[0], *tensors, *program.constants]
                 graph = _functional(program.call, inputs, 1 + len(program.parameters))
                 places = [known.get(id(tensor)) for tensor in program.constants]
@@ -127,14 +127,14 @@ class JointLoss:
                     losses, *gradients = mapped("same")(*stacked)
                     joint = dict(zip(names, gradients, strict=True))
                     for m, (value, own) in enumerate(alone):
-                        if not close([(losses[m], value)]) or not close([(joint[n][m], g) for n, g in own.items()]):
+                        if not _close([(losses[m], value)]) or not _close([(joint[n][m], g) for n, g in own.items()]):
                             raise NotJointError("a member's loss or gradients in the program are not its own")
                     joined: Any = make_fx(mapped("different"))(*stacked)
             except NotJointError:
                 raise
             except Exception as error:  # whatever the model, the tracer or vmap raises
-                raise NotJointError(first_line(error)) from error
-        return replay(_simplified(joined), stacked), names, held
+                raise NotJointError(_first_line(error)) from error
+        return _replay(_simplified(joined), stacked), names, held
 
     def _alone(self, args: Any, kwargs: Any) -> list[tuple[Tensor, dict[str, Tensor]]]:
         """Each member's own loss and gradients by name, from equal random states."""
