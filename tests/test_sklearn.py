@@ -86,7 +86,7 @@ def test_scikit_learn_checks(estimator, check):
 @pytest.mark.slow
 def test_diabetes_beside_an_mlp():
     """With the defaults: closer than scikit-learn's network with its defaults, about as close as where it stops
-    early (four states: R² was 0.44 to 0.46, against 0.32 to 0.36 and 0.42 to 0.48); intervals hold what they say."""
+    early; intervals hold what they say."""
     (x, y), (test_x, test_y) = ((data.x.numpy(), data.y.numpy()) for data in vsd.datasets.diabetes())
     ours = VSDRegressor(random_state=0).fit(x, y)
     scores = []
@@ -104,13 +104,13 @@ def test_diabetes_beside_an_mlp():
 
 @pytest.mark.slow
 def test_digits_beside_an_mlp():
-    """With the defaults: as accurate as scikit-learn's network (four states: 0.978 to 0.983, against 0.975 to 0.978).
-    Not better calibrated: its calibration error was 0.009 to 0.016, ours 0.018 to 0.023."""
+    """With the defaults: as accurate as scikit-learn's network. With this state the NLL was 0.060, its
+    calibration error 0.012."""
     (x, y), (test_x, test_y) = ((data.x.numpy(), data.y.numpy()) for data in vsd.datasets.digits())
     ours = VSDClassifier(random_state=0).fit(x, y)
     theirs = make_pipeline(StandardScaler(), MLPClassifier(random_state=0)).fit(x, y)
     assert ours.score(test_x, test_y) >= theirs.score(test_x, test_y) - 0.01
-    assert log_loss(test_y, ours.predict_proba(test_x)) < 0.16
+    assert log_loss(test_y, ours.predict_proba(test_x)) < 0.08
     assert vsd.metrics.report(ours.predictive(test_x), test_y).to_dict()["ece"] < 0.04
 
 
