@@ -14,13 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pyro_vsd._utils import check_choice, check_integer, map_tensors, num_rows, take_rows
+from pyro_vsd._utils import check_choice, check_integer, map_tensors, mix_seed, num_rows, take_rows
 from pyro_vsd.distributions.checks import unit_shaped
 from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight, NoiseMismatchError, NoiseSource
+from pyro_vsd.ensemble import Ensemble
 from pyro_vsd.infer.predictive import _Draws
 from pyro_vsd.nn import BayesianNetwork, BinaryClassifier, Classifier, Regressor
 from pyro_vsd.nn.export import network_of, plain_copy, site_name
 from pyro_vsd.nn.likelihoods import split_moments
+from pyro_vsd.prediction import Calibration
 
 __all__ = ["DrawnNetwork", "Sampler", "onnx", "sampler"]
 
@@ -29,7 +31,14 @@ _NOISES = ("matched", "mirrored", "random")
 _MOST_BYTES = 2**31 - 2**24
 
 
-def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise: str = "matched") -> "Sampler":
+def sampler(
+    model: nn.Module | Ensemble,
+    guide: Any = None,
+    draws: int = 32,
+    seed: int = 0,
+    noise: str = "matched",
+    calibration: Calibration | None = None,
+) -> "Sampler":
     r"""The predictive distribution as a plain module: no Pyro in its call, nothing random, ready for ``torch.export``
     and ONNX.
 
@@ -58,11 +67,13 @@ def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise:
     ways than in a layer (a tied embedding), or where rows depend on each other. Then draws pass one by one, and an
     exported program has a copy of the network for each draw. A call holds the activations of draws × rows.
 
-    :param model: an observation model of ``vsd.nn``, or a network from :func:`~pyro_vsd.nn.bayesianize`.
-    :param guide: its :class:`~pyro_vsd.VSDGuide`, trained.
-    :param draws: the number of draws.
+    :param model: an observation model of ``vsd.nn``, or a network from :func:`~pyro_vsd.nn.bayesianize`; or a
+        :class:`~pyro_vsd.Ensemble` of them, with its weights and factors.
+    :param guide: its :class:`~pyro_vsd.VSDGuide`, trained; an ensemble has its own.
+    :param draws: the number of draws; those of an ensemble are spread over its members.
     :param seed: of the draws.
     :param noise: see the table.
+    :param calibration: what :func:`pyro_vsd.calibrate` found, as in ``vsd.predict``.
     :returns: a module that is called as ``module(x)``, with a tuple for networks of several inputs. It is always in
         evaluation mode; weights are copies.
 
@@ -74,23 +85,57 @@ def sampler(model: nn.Module, guide: Any, draws: int = 32, seed: int = 0, noise:
     check_integer("draws", draws, 1)
     check_integer("seed", seed)
     check_choice("noise", noise, _NOISES)
-    return Sampler([_drawn_network(model, guide, int(draws), int(seed), noise)], _kind(model))
+    if isinstance(model, Ensemble):
+        return _of_ensemble(model, guide, int(draws), int(seed), noise, calibration)
+    if guide is None:
+        raise TypeError("guide must be the model's VSDGuide; only an Ensemble goes without.")
+    if calibration is None:
+        return Sampler([_drawn_network(model, guide, int(draws), int(seed), noise)], _kind(model))
+    with guide.noise_times(calibration.noise):
+        drawn = _drawn_network(model, guide, int(draws), int(seed), noise)
+    return Sampler([drawn], _kind(model), factors=[_factor(calibration, _kind(model))])
+
+
+def _of_ensemble(
+    ensemble: Ensemble, guide: Any, draws: int, seed: int, noise: str, calibration: Calibration | None
+) -> "Sampler":
+    if guide is not None or calibration is not None:
+        raise ValueError("guide and calibration do not go with an Ensemble, which has its own.")
+    check_integer("draws", draws, len(ensemble))
+    kind = _kind(ensemble.members[0][0])
+    counts = ensemble.shares(draws)
+    members = [
+        _drawn_network(model, own, count, mix_seed(seed, m), noise)
+        for m, ((model, own), count) in enumerate(zip(ensemble.members, counts, strict=True))
+    ]
+    factors = None if kind == "outputs" else ensemble.stacking.factors.tolist()
+    return Sampler(members, kind, weights=ensemble.weights.tolist(), factors=factors)
+
+
+def _factor(calibration: Calibration, kind: str) -> float:
+    """Of the logits or of σ; raises where the other one is not 1."""
+    used, other = ("scale", "temperature") if kind == "numbers" else ("temperature", "scale")
+    if getattr(calibration, other) != 1 or (kind == "outputs" and calibration.temperature != 1):
+        raise ValueError(f"calibration {calibration} does not go with this model.")
+    return float(getattr(calibration, used))
 
 
 def onnx(
-    model: nn.Module,
+    model: nn.Module | Ensemble,
     guide: Any,
     path: str | PathLike[str],
     example: Any,
     draws: int = 32,
     seed: int = 0,
     noise: str = "matched",
+    calibration: Calibration | None = None,
 ) -> None:
     """Writes :func:`sampler` to an ONNX file: a fixed program without random numbers, whose outputs are named as the
     sampler's. Its input is ``x``, or ``x_0``, ``x_1`` and so on; the first dimension is free.
 
     Needs the extra ``export``. One file, or two above two gigabytes.
 
+    :param guide: the model's; ``None`` for an ensemble.
     :param path: of the file.
     :param example: an input of the model, of one or more rows: its first row shows shapes and dtypes.
 
@@ -99,7 +144,7 @@ def onnx(
     if importlib.util.find_spec("onnxscript") is None:
         raise ImportError("vsd.export.onnx needs onnxscript: pip install 'pyro_vsd[export]'.")
     num_rows(example, "example")
-    _write_onnx(sampler(model, guide, draws, seed, noise), path, example)
+    _write_onnx(sampler(model, guide, draws, seed, noise, calibration), path, example)
 
 
 def _write_onnx(module: "Sampler", path: str | PathLike[str], example: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
+from torch.testing import assert_close
 
 import pyro_vsd as vsd
 from pyro_vsd.export import matched
@@ -135,6 +136,48 @@ def test_random_draws_are_those_of_predict(case):
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
+def trained_ensemble(classes):
+    x = torch.randn(80, 4)
+    net = vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3 if classes else 1]))
+    if classes:
+        model, y = vsd.nn.Classifier(net, num_data=80), (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+    else:
+        model, y = vsd.nn.Regressor(net, num_data=80, noise="learned"), x[:, 0]
+    ensemble = vsd.Ensemble(model, members=3, kl_weight=[0.1, 1.0, None])
+    return ensemble.fit((x, y), epochs=2, validation=None, progress=False), x
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_an_ensemble_gives_what_its_predictions_are(classes):
+    ensemble, x = trained_ensemble(classes)
+    ensemble.stacking = vsd.ensemble.Stacking(torch.tensor([0.2, 0.5, 0.3]).double(), torch.tensor([1.5, 0.7, 1.0]))
+    found = vsd.export.sampler(ensemble, draws=12, seed=3, noise="random")(x)
+    expected = ensemble.predict(x, num_samples=12, seed=3)
+    if classes:
+        assert_close(found["probs"], expected.probs)
+    else:
+        assert_close(found["mean"], expected.mean)
+        assert_close(found["stddev"], expected.stddev)
+    with pytest.raises(ValueError, match="draws"):
+        vsd.export.sampler(ensemble, draws=2)
+    with pytest.raises(ValueError, match="guide"):
+        vsd.export.sampler(ensemble, ensemble.members[0][1])
+
+
+@pytest.mark.parametrize("calibration", [{"noise": 2.0, "temperature": 1.5}, {"noise": 0.5, "scale": 1.5}])
+def test_a_calibration_is_that_of_predict(calibration):
+    ensemble, x = trained_ensemble("temperature" in calibration)
+    (model, guide), calibration = ensemble.members[1], vsd.Calibration(**calibration)
+    found = vsd.export.sampler(model, guide, draws=12, seed=3, noise="random", calibration=calibration)(x)
+    expected = vsd.predict(model, guide, x, num_samples=12, seed=3, calibration=calibration)
+    assert_close(found["samples"], expected.samples)
+    if "stddev" in found:
+        assert_close(found["stddev"], expected.stddev)
+    wrong = vsd.Calibration(scale=2.0) if "probs" in found else vsd.Calibration(temperature=2.0)
+    with pytest.raises(ValueError, match="calibration"):
+        vsd.export.sampler(model, guide, calibration=wrong)
+
+
 @pytest.mark.parametrize("noise", [0.3, "learned", "latent", "heteroscedastic"])
 def test_numbers_are_those_of_predict(noise, outputs):
     net = vsd.nn.mlp([4, 6, outputs * (2 if noise == "heteroscedastic" else 1)])

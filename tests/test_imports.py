@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"infer", "prediction", "metrics"},
     "diagnosis": {"ops", "distributions", "prediction", "infer", "metrics", "plots", "training"},
     "ensemble": {"infer", "prediction", "training"},
-    "export": {"distributions", "infer", "nn"},
+    "export": {"distributions", "infer", "nn", "ensemble", "prediction"},
     "posthoc": {"ops", "distributions", "prediction", "infer", "nn", "training", "diagnosis"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,

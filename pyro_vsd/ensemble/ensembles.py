@@ -194,7 +194,7 @@ class Ensemble:
         """
         check_integer("num_samples", num_samples, len(self))
         found = self.member_predictions(
-            *inputs, num_samples=self._shares(num_samples), batch_size=batch_size, seed=seed, progress=progress
+            *inputs, num_samples=self.shares(num_samples), batch_size=batch_size, seed=seed, progress=progress
         )
         prediction = self.stacking.mix(found)
         if not keep_samples:
@@ -221,7 +221,7 @@ class Ensemble:
             for m, (model, guide) in enumerate(self.members)
         ]  # fmt: skip
 
-    def _shares(self, num_samples: int) -> list[int]:
+    def shares(self, num_samples: int) -> list[int]:
         """Samples of each member: in proportion to the weights, at least one, a single one of plain members."""
         noisy = [m for m, weight in enumerate(self.kl_weight) if weight is not None]
         counts = [1] * len(self)

@@ -66,13 +66,14 @@ class Calibration:
             self._check_kind("scale", prediction)
             if prediction.samples is None:
                 raise not_kept("calibration")
-            return ClassificationPrediction.from_samples((prediction.samples.log() / self.temperature).softmax(-1))
+            samples = (prediction.samples.log() / self.temperature).softmax(-1)
+            return ClassificationPrediction.from_samples(samples, prediction.weights)
         self._check_kind("temperature", prediction)
         if not isinstance(prediction, RegressionPrediction):
             self._check_kind("scale", prediction)
         assert isinstance(prediction, RegressionPrediction)
         samples, scales = prediction.require_samples("calibration")
-        return RegressionPrediction.from_samples(samples, self.scale * scales)
+        return RegressionPrediction.from_samples(samples, self.scale * scales, prediction.weights)
 
     def distribution(self, observed: Distribution) -> Distribution:
         """An observed site's distribution with this temperature or scale."""

@@ -74,3 +74,14 @@ def test_a_calibration_does_not_change():
     calibration = vsd.Calibration(temperature=2.0)
     with pytest.raises(AttributeError):
         calibration.temperature = 1.0
+
+
+def test_weights_of_samples_stay():
+    """A mixture, such as an ensemble's prediction."""
+    probs, weights = torch.rand(3, 5, 2).softmax(-1), torch.tensor([0.5, 0.3, 0.2])
+    classes = vsd.Calibration(temperature=2.0).apply(vsd.ClassificationPrediction.from_samples(probs, weights))
+    torch.testing.assert_close(classes.probs, (weights.reshape(-1, 1, 1) * (probs.log() / 2).softmax(-1)).sum(0))
+    mixture = vsd.RegressionPrediction.from_samples(torch.randn(3, 5), torch.ones(3, 5), weights)
+    wider = vsd.Calibration(scale=2.0).apply(mixture)
+    torch.testing.assert_close(wider.mean, mixture.mean)
+    torch.testing.assert_close(wider.aleatoric, 4 * mixture.aleatoric)
