@@ -45,7 +45,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # A column is divided by its standard deviation, or by this share of its range where that is more: pixels that hardly
 # ever differ from zero would otherwise be blown up.
 _RANGE = 1 / 8
-# Networks by default: better than one on digits and diabetes, which nothing else was chosen on.
+# Networks by default: better than one on digits and diabetes (one seed).
 _MEMBERS = 5
 # An ensemble of fewer rows has equal weights, all members as trained.
 _FEWEST = 20
