@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -135,7 +136,6 @@ def test_random_draws_are_those_of_predict(case):
     assert module.members[0].batched is CASES[case][2]
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
 def trained_ensemble(classes):
     x = torch.randn(80, 4)
     net = vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3 if classes else 1]))
@@ -178,6 +178,7 @@ def test_a_calibration_is_that_of_predict(calibration):
         vsd.export.sampler(model, guide, calibration=wrong)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("noise", [0.3, "learned", "latent", "heteroscedastic"])
 def test_numbers_are_those_of_predict(noise, outputs):
     net = vsd.nn.mlp([4, 6, outputs * (2 if noise == "heteroscedastic" else 1)])
@@ -242,9 +243,9 @@ def test_a_factor_of_sigma(noise):
 
 
 def test_a_network_without_likelihood_gives_its_outputs():
-    net = vsd.nn.bayesianize(vsd.nn.mlp([4, 6, 2]))
-    guide = vsd.VSDGuide(net).setup(torch.randn(3, 4))
-    assert vsd.export.sampler(net, guide)(torch.randn(5, 4))["samples"].shape == (32, 5, 2)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 6, 2])), num_data=20)
+    module = vsd.export.sampler(model.net, vsd.VSDGuide(model))
+    assert module(torch.randn(5, 4))["samples"].shape == (32, 5, 2)
 
 
 def test_bayesian_parts_of_a_plain_network():
@@ -351,7 +352,11 @@ def guide_of_other_shapes():
 
 def empty_guide():
     net = vsd.nn.bayesianize(vsd.nn.mlp([4, 3]))
-    return net, vsd.VSDGuide(net)
+
+    def model(x, y=None):
+        return pyro.sample("y", dist.Normal(net(x), 1.0).to_event(2), obs=y)
+
+    return net, vsd.VSDGuide(model)
 
 
 def own_forward():
@@ -391,10 +396,9 @@ def test_networks_of_several_outputs_raise():
         def forward(self, x):
             return self.layer(x), x
 
-    net = vsd.nn.bayesianize(Pair())
-    guide = vsd.VSDGuide(net).setup(torch.randn(3, 4))
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(Pair()), num_data=20)
     with pytest.raises(TypeError, match="model"):
-        vsd.export.sampler(net, guide)(torch.randn(5, 4))
+        vsd.export.sampler(model.net, vsd.VSDGuide(model))(torch.randn(5, 4))
 
 
 @pytest.mark.parametrize(("option", "value"), [("draws", 0), ("seed", 0.5), ("noise", "sobol")])

@@ -204,15 +204,15 @@ def test_bfloat16(tmp_path):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """The captured graph runs as it is, without a compiler."""
-    monkeypatch.setattr(compiling, "_compile", lambda graph, inputs: graph)
+    """The captured operators run as they are, without a compiler."""
+    monkeypatch.setattr(compiling, "_compile", compiling.replay)
 
 
 @pytest.fixture
 def programs(monkeypatch):
     """How often a captured graph ran."""
-    calls, backward = [], compiling._Program.backward
-    monkeypatch.setattr(compiling._Program, "backward", lambda self, *args: (calls.append(1), backward(self, *args))[1])
+    calls, backward = [], compiling.Program.backward
+    monkeypatch.setattr(compiling.Program, "backward", lambda self, *args: (calls.append(1), backward(self, *args))[1])
     return calls
 
 
@@ -231,7 +231,7 @@ def test_compiled_it_is_the_same(options, replayed, programs, tmp_path):
     found, expected = (module(cases.batch_norm, compile=flag) for flag in (True, False))
     for each in (expected, found):
         train(each, tmp_path, data=loader(size=6), validation=Once(cases.data().x, cases.data().y), **options)
-        assert len(programs) == (12 if each is found else 0)
+        assert len(programs) >= 12 if each is found else not programs
     assert found.elbo.step == expected.elbo.step
     for name, value in values(expected).items():
         torch.testing.assert_close(values(found)[name], value)

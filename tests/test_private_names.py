@@ -8,6 +8,7 @@ gone until it is crossed out. Where there is a public name, take that.
 
 import ast
 import importlib
+import sys
 from pathlib import Path
 
 import pyro
@@ -94,6 +95,7 @@ def state_of_a_module():
 NAMES = {
     "_INPUT": trace,
     "_C": lambda: torch,
+    "_backward_hooks": parameter,
     "_batch_shape": law,
     "_buffers": module,
     "_cached_log_scale": coupling,
@@ -112,6 +114,7 @@ NAMES = {
     "_get_trace": elbo,
     "_get_traces": elbo,
     "_get_vectorized_trace": elbo,
+    "_getframe": lambda: sys,
     "_guess_max_plate_nesting": elbo,
     "_inductor": lambda: importlib.import_module("torch._inductor.compile_fx") and torch,
     "_inverse": transform,

@@ -4,7 +4,8 @@ r"""An ensemble of networks with structured dropout, each from its own start and
           p_m(y \mid x) = \mathbb E_{q_m(W)}\, p(y \mid x, W), \quad q_m \text{ trained with } \lambda_m
 
 Weights, and each member's σ or temperature, are fitted on held-out rows by ``stack``. :class:`~pyro_vsd.Ensemble` is
-the same with its own training loop, in which members of small networks run as one program.
+the same with its own training loop, in which members of small networks run as one program. Stacking of predictive
+distributions: Yao, Vehtari, Simpson and Gelman, 2018.
 
 **Cost** against MAP: M times that of VSD. **Prefer it** where λ is not to be chosen by hand.
 """

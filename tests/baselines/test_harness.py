@@ -14,7 +14,7 @@ from pyro_vsd.baselines import METHODS, Method, make_method
 
 FOLDER = Path(inspect.getfile(Method)).parent
 # Files of the folder that hold what methods share, not a method.
-SHARED = {"__init__", "protocol", "layers"}
+SHARED = {"stacked", "__init__", "protocol", "layers"}
 # Variants of a method live in its file.
 VARIANTS = dict.fromkeys(["vsd_low_rank", "vsd_hierarchical", "ard_vd", "ard_vd_hierarchical"], "vsd")
 VARIANTS["bbb_lrt"] = "bbb"

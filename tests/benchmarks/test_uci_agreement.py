@@ -30,7 +30,7 @@ def options(kl_weight=0.3, per_weight=0.0, shape=(P, C)):
 def parameters(model, guide):
     """The values of a guide and its model under the program's names."""
     state = guide.state_dict()
-    out = {"log_sigma": model.log_sigma.detach()}
+    out = {"log_sigma": model.log_sigma.detach().squeeze()}
     for i, layer in enumerate(LAYERS):
         out[f"bias{i}"] = getattr(model.net, layer[-1]).bias.detach()[None]
         for role in ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale"):

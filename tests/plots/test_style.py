@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pyro_vsd import plots
-from pyro_vsd.prediction import RegressionPrediction
+from pyro_vsd.prediction import RegressionPrediction, Stacking
 
 PROBS, Y = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1])
 NUMBERS = RegressionPrediction.from_samples(torch.zeros(1, 2), torch.tensor(1.0))
@@ -16,6 +16,7 @@ FIGURES = {
     "elbo_terms": lambda ax: plots.elbo_terms(TERMS, ax=ax),
     "entropy_cdf": lambda ax: plots.entropy_cdf(PROBS, ax=ax),
     "entropy_histogram": lambda ax: plots.entropy_histogram(PROBS, ax=ax),
+    "members": lambda ax: plots.members(Stacking(torch.ones(2) / 2, torch.ones(2), 9, torch.zeros(2), 0.0, 0.1), ax=ax),
     "noise_covariance": lambda ax: plots.noise_covariance(torch.eye(2), ax=ax),
     "ood_roc": lambda ax: plots.ood_roc(PROBS, PROBS, ax=ax),
     "reliability": lambda ax: plots.reliability(PROBS, Y, ax=ax),
