@@ -3,7 +3,8 @@
 #
 # A trained VSD network leaves Python: as one ONNX file that holds the network once and 32 draws of its noise as
 # constants. A small web service then gives probabilities and says when it is not sure. It needs neither PyTorch nor
-# Pyro. Steps: train, choose a threshold, export, serve, ask. We compare size and latency with the plain network.
+# Pyro. Steps: train, calibrate, export, choose a threshold, serve, ask. We compare size and latency with the plain
+# network.
 #
 # The extras `export` and `serve` bring what is needed: `pip install ".[export,serve,sklearn,plots]"`.
 
@@ -34,17 +35,30 @@ folder = tempfile.TemporaryDirectory()
 # %% [markdown]
 # ## Train
 #
-# The digits of scikit-learn, 8 × 8 pixels. The last training rows are held out for the threshold.
+# The digits of scikit-learn, 8 × 8 pixels. The last training rows are held out: some for the calibration, the others
+# for the threshold.
 
 # %%
 torch.manual_seed(0)
 data, test = vsd.datasets.digits()
-train, held_out = data[:1100], data[1100:]
+train, for_calibration, held_out = data[:1100], data[1100:1250], data[1250:]
 model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([64, 100, 100, 10])), num_data=len(train))
 guide = vsd.VSDGuide(model)
 adam = torch.optim.Adam(guide.parameter_groups(lr=3e-3))
 vsd.fit(model, guide, train, epochs=2 if SMOKE else 60, optimizer=adam, seed=0, progress=False)
 print(f"test accuracy: {vsd.metrics.accuracy(vsd.predict(model, guide, test.x, seed=0), test.y):.1%}")
+
+# %% [markdown]
+# ## Calibrate
+#
+# One factor on the noise and one temperature, chosen by the log score of held-out rows.
+
+# %%
+calibration = vsd.calibrate(model, guide, for_calibration, progress=False)
+print(calibration)
+for name, option in {"as trained": None, "calibrated": calibration}.items():
+    found = vsd.predict(model, guide, test.x, seed=0, calibration=option)
+    print(f"{name}: NLL {vsd.metrics.nll(found, test.y):.3f}, ECE {vsd.metrics.ece(found, test.y):.3f}")
 
 # %% [markdown]
 # ## Draws as constants
@@ -53,7 +67,7 @@ print(f"test accuracy: {vsd.metrics.accuracy(vsd.predict(model, guide, test.x, s
 # weights. `vsd.export.sampler` makes 32 draws once and keeps them. The result is a plain module. It is deterministic.
 
 # %%
-sampler = vsd.export.sampler(model, guide, draws=32, seed=0)
+sampler = vsd.export.sampler(model, guide, draws=32, seed=0, calibration=calibration)
 out = sampler(test.x)
 print({name: tuple(value.shape) for name, value in out.items()})
 assert torch.equal(out["probs"], sampler(test.x)["probs"])
@@ -63,10 +77,13 @@ assert torch.equal(out["probs"], sampler(test.x)["probs"])
 # halves the error of the probabilities. We compare with 5,000 random draws.
 
 # %%
-many = vsd.predict(model, guide, test.x, num_samples=200 if SMOKE else 5000, seed=1, keep_samples=False).probs
+common = {"calibration": calibration}
+many = vsd.predict(
+    model, guide, test.x, num_samples=200 if SMOKE else 5000, seed=1, keep_samples=False, **common
+).probs  # fmt: skip
 errors = {
     noise: torch.stack(
-        [vsd.export.sampler(model, guide, seed=s, noise=noise)(test.x)["probs"] - many for s in range(10)]
+        [vsd.export.sampler(model, guide, seed=s, noise=noise, **common)(test.x)["probs"] - many for s in range(10)]
     ).square().mean().sqrt().item()
     for noise in ("random", "matched")
 }  # fmt: skip
@@ -94,7 +111,7 @@ print(f"answer rows with an entropy of at most {max_entropy:.2f}: {coverage:.0%}
 
 # %%
 paths = {name: Path(folder.name) / f"{name}.onnx" for name in ("model", "plain")}
-vsd.export.onnx(model, guide, paths["model"], example=test.x[:1])
+vsd.export.onnx(model, guide, paths["model"], example=test.x[:1], calibration=calibration)
 (Path(folder.name) / "service.json").write_text(json.dumps({"max_entropy": max_entropy}))
 
 plain = vsd.nn.mean_network(model, guide).eval()
