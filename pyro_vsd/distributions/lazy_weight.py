@@ -509,7 +509,7 @@ def _linear(x: Tensor, weight: LazyWeight, bias: Tensor | None, *, weight_is_qk:
     lead = len(draw.particles) if isinstance(x, ParticleTensor) else 0
     inner = x.dim() - lead
     examples = -1 if inner == 1 else (min(draw.source.example_dim, 1) if inner > 2 else 0)
-    if inner > 2 and not examples:
+    if inner > 2 and not examples and not torch.compiler.is_compiling():  # whose sizes are symbols
         draw.source.sequences.add((x.shape[lead], x.shape[lead + 1]))
     if noise_on_input:
         fused = bias is None or bias.dim() == 1

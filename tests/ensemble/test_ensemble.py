@@ -239,7 +239,7 @@ def test_a_prediction_is_a_mixture(trained):
     found = trained.predict(x, num_samples=40, seed=0)
     assert isinstance(found, vsd.RegressionPrediction)
     assert found.num_samples == 40
-    shares = trained._shares(40)
+    shares = trained.shares(40)
     assert shares[2] == 1
     assert sum(shares) == 40
     assert_close(found.aleatoric + found.epistemic, found.variance)
