@@ -58,7 +58,7 @@ _MODES = ("compile", "capture")
 def compile_step(loss: nn.Module, optimizer: optim.Optimizer, *, mode: str = "compile") -> "CompiledStep":
     """Compiles a training step: loss, gradients and KL as one program, then the optimiser.
 
-    The first call captures the loss and its gradients through Pyro and compiles them, which takes some ten seconds
+    The first call captures the loss and its gradients through Pyro and compiles them, which takes some twenty seconds
     (a few in later processes, from torch's cache). Later calls cost about as much as a step of the plain network. With
     equal random states the numbers are those of the eager step, to rounding. The first two calls are compared with the
     eager loss; where they differ, or nothing can be captured, the step runs eagerly, with one warning.

@@ -177,9 +177,9 @@ def fit(
     :param early_stopping: epochs to wait for a better validation, or an :class:`EarlyStopping`.
     :param checkpoint: a path, or a :class:`Checkpoint`. If the file exists, training continues from it, on the CPU bit
         for bit.
-    :param compile: whether the step is compiled (:func:`compile_step`), which takes some ten seconds. ``"auto"``
-        compiles if enough steps are to come, and stays eager where that is as fast. A checkpoint keeps the choice.
-        Several processes and Pyro's optimisers always run eagerly.
+    :param compile: whether the step is compiled (:func:`compile_step`), which takes some twenty seconds. ``"auto"``
+        captures the step if more than 500 are to come, compiles it if so many are that it pays, and stays eager where
+        that is as fast. A checkpoint keeps the choice. Several processes and Pyro's optimisers always run eagerly.
     :param progress: a progress bar; by default only in a terminal.
     :param seed: of the order of the rows and of the noise. With a seed, torch's global generators are left as they
         were; without, they decide.
