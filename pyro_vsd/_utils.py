@@ -40,6 +40,7 @@ __all__ = [
     "mix_seed",
     "num_rows",
     "packs_inputs",
+    "reset_parameters_",
     "split_rows",
     "split_target",
     "take_rows",
@@ -287,6 +288,14 @@ def evaluation_mode(model: Any) -> Iterator[None]:
             handle.remove()
         for module in switched:
             module.training = True
+
+
+def reset_parameters_(net: nn.Module) -> nn.Module:
+    """Draws every layer's parameters anew, in place, each as its class does when it is made."""
+    for module in net.modules():
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+    return net
 
 
 class Watch:

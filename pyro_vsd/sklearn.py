@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pyro_vsd import metrics
-from pyro_vsd._utils import check_choice, check_integer, check_positive
+from pyro_vsd._utils import check_choice, check_integer, check_positive, reset_parameters_
 from pyro_vsd.ensemble import Ensemble
-from pyro_vsd.ensemble.members import started_anew
 from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.nn import Classifier, GaussianPrior, HierarchicalPrior, Prior, Regressor, bayesianize, mlp
 from pyro_vsd.nn.networks import xavier_uniform_
@@ -105,7 +104,7 @@ class _Estimator(BaseEstimator):
             start = torch.initial_seed()
             net = self._network(x.shape[1], sizes, num_outputs, start)
             if members > 1 and isinstance(self.module, nn.Module):
-                started_anew(net)
+                reset_parameters_(net)
             return make_model(bayesianize(net.to(self.device, dtype), prior), num_data=num_data)
 
         with isolated(seed):

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from pyro_vsd._utils import check_integer
+from pyro_vsd._utils import check_integer, reset_parameters_
 from pyro_vsd.baselines.map import MAP
-from pyro_vsd.baselines.stacked import EnsembleMethod, Init, reset_parameters_
+from pyro_vsd.baselines.stacked import EnsembleMethod, Init
 from pyro_vsd.prediction import Prediction
 
 __all__ = ["DeepEnsemble"]

@@ -11,15 +11,7 @@ from pyro_vsd._utils import check_integer, mix_seed
 from pyro_vsd.baselines.protocol import Method
 from pyro_vsd.prediction import Prediction, Stacking, stack
 
-__all__ = ["EnsembleMethod", "reset_parameters_"]
-
-
-def reset_parameters_(net: nn.Module) -> nn.Module:
-    """Draws every layer's parameters anew, in place, each as its class does when it is made."""
-    for module in net.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
-    return net
+__all__ = ["EnsembleMethod"]
 
 
 class EnsembleMethod(Method):

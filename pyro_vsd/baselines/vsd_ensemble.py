@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import nn
 
+from pyro_vsd._utils import reset_parameters_
 from pyro_vsd.baselines.protocol import KLWeight
-from pyro_vsd.baselines.stacked import EnsembleMethod, Init, reset_parameters_
+from pyro_vsd.baselines.stacked import EnsembleMethod, Init
 from pyro_vsd.baselines.vsd import VSD
 
 __all__ = ["VSDEnsemble"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyro_vsd._utils import check_choice, check_integer, mix_seed
+from pyro_vsd._utils import check_choice, check_integer, mix_seed, reset_parameters_
 from pyro_vsd.infer import VSD_ELBO, VSDGuide
 
 __all__ = ["SPREAD", "Member", "kl_weights", "make_members", "silence"]
@@ -48,7 +48,7 @@ def make_members(source: Any, weights: Sequence[KLWeight], seed: int, options: d
     with torch.random.fork_rng(devices=[]):
         for m in range(len(weights)):
             torch.manual_seed(mix_seed(seed, m))
-            model = started_anew(copy.deepcopy(source)) if isinstance(source, nn.Module) else source()
+            model = reset_parameters_(copy.deepcopy(source)) if isinstance(source, nn.Module) else source()
             if not isinstance(model, nn.Module):
                 raise TypeError(f"model_or_factory must return a model that is a module, not a {type(model).__name__}.")
             members.append((model, VSDGuide(model, **options)))
@@ -59,14 +59,6 @@ def make_members(source: Any, weights: Sequence[KLWeight], seed: int, options: d
                 what = "the same model" if tensor is model else "models with the same parameters"
                 raise ValueError(f"model_or_factory returns {what} twice. Make new ones in each call.")
     return members
-
-
-def started_anew(model: nn.Module) -> nn.Module:
-    """Draws the parameters of every layer anew, in place, each as its class does when it is made."""
-    for module in model.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
-    return model
 
 
 def silence(guide: VSDGuide) -> None:
