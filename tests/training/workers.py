@@ -132,7 +132,9 @@ class Recorder(vsd.VSD_ELBO):
         return loss
 
 
-def fitted(alpha: float = 0.2, data: Any = None, make: Any = None, scale: bool = False, **options: Any) -> dict[str, Any]:
+def fitted(
+    alpha: float = 0.2, data: Any = None, make: Any = None, scale: bool = False, **options: Any
+) -> dict[str, Any]:
     """One call of ``fit`` and all that came of it. Processes start elsewhere, which ``fit`` brings together."""
     torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
     model = (make or cases.regressor)()
