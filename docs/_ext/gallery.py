@@ -1,4 +1,4 @@
-"""The tutorials as pages and as a gallery: cards with a title, a sentence and a picture, all read from the notebooks."""
+"""The tutorials as pages and as a gallery: cards with a title, some words and a picture, all read from the notebooks."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ CARD = """:::{{grid-item-card}} {title}
 :img-top: {picture}
 :class-img-top: thumbnail
 
-{sentence}
+{text}
 :::
 """
 
@@ -33,14 +33,16 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 
 
 def introduction(notebook: Path) -> tuple[str, str]:
-    """The title, and the first sentence of the text below it."""
+    """The title, and the first sentences of the text below it."""
     text = "".join("".join(cell["source"]) + "\n\n" for cell in cells(notebook) if cell["cell_type"] == "markdown")
     found = re.match(r"\s*# (?P<title>.+)\n+(?P<text>[^#\n](?:.|\n(?!\n))+)", text)
     if not found:
         raise ValueError(f"{notebook.name} must begin with a title and a paragraph.")
-    sentence = re.match(r".+?[.?!:](?=\s|$)|.+", " ".join(found["text"].split()))
-    assert sentence
-    return found["title"], sentence[0]
+    sentences = re.split(r"(?<=[.?!]) ", " ".join(found["text"].split()))
+    text = sentences.pop(0)
+    while sentences and len(text) < 100:
+        text += " " + sentences.pop(0)
+    return found["title"], text
 
 
 def picture(notebook: Path) -> bytes:
@@ -56,9 +58,9 @@ def gallery(notebooks: list[Path]) -> str:
     """Cards of the notebooks, in the order of their names."""
     cards = []
     for notebook in notebooks:
-        title, sentence = introduction(notebook)
+        title, text = introduction(notebook)
         shown = f"/tutorials/thumbnails/{notebook.stem}.png"
-        cards.append(CARD.format(title=title, name=notebook.stem, picture=shown, sentence=sentence))
+        cards.append(CARD.format(title=title, name=notebook.stem, picture=shown, text=text))
     return "::::{grid} 1 2 2 2\n:gutter: 3\n\n" + "\n".join(cards) + "::::\n"
 
 
