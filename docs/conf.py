@@ -2,7 +2,7 @@
 
 import os
 import sys
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,12 @@ maximum_signature_line_length = 90
 
 # Formulas without the internet: the package carries MathJax. This file of it holds its glyphs too, and no other is
 # loaded, so pages also work when they are opened from a folder, where browsers refuse fonts.
-mathjax = find_spec("sphinx-mathjax-offline")
-assert mathjax and mathjax.origin
+mathjax = files("sphinx-mathjax-offline") / "static" / "mathjax"
 mathjax_path = "tex-svg.js"
 
 html_theme = "furo"
 html_title = f"pyro_vsd {release}"
-html_static_path = ["_static", str(Path(mathjax.origin).parent / "static" / "mathjax" / mathjax_path)]
+html_static_path = ["_static", str(mathjax / mathjax_path)]
 html_css_files = ["site.css"]
 
 

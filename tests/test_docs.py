@@ -195,7 +195,8 @@ def test_site_builds_without_a_warning_and_holds_every_public_name(tmp_path):
     for notebook in (ROOT / "tutorials").glob("*.ipynb"):
         assert (tmp_path / "tutorials" / f"{notebook.stem}.html").exists()
     pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
-    assert [path for path, html in pages.items() if re.search(r"<(script|link|img)[^>]*(src|href)=\"(https?:)?//", html)] == []
+    remote = re.compile(r'<(script|link|img)[^>]*(src|href)="(https?:)?//')
+    assert [path for path, html in pages.items() if remote.search(html)] == []
     assert 'src="_static/tex-svg.js' in pages[tmp_path / "method.html"]
     local = {(path, href) for path, html in pages.items() for href in re.findall(r'href="(?!\w+:|#)([^"#?]+)', html)}
     assert [(path.name, href) for path, href in local if not (path.parent / unquote(href)).exists()] == []

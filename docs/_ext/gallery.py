@@ -1,4 +1,4 @@
-"""The tutorials as pages and as a gallery: cards with a title, some words and a picture, all read from the notebooks."""
+"""The tutorials as pages, and as a gallery: cards with a title, some words and a picture, read from the notebooks."""
 
 import base64
 import json

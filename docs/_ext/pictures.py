@@ -1,7 +1,7 @@
 """Pictures that the site draws itself: one of every plot in ``pyro_vsd.plots``, and that of the landing page.
 
-``python docs/_ext/pictures.py FOLDER`` draws them all in about a minute. A build draws them when they are missing or
-older than this file or a file of ``pyro_vsd.plots``.
+``PYTHONPATH=. python docs/_ext/pictures.py FOLDER`` draws them all in about a minute. A build draws them when they are
+missing or older than this file or a file of ``pyro_vsd.plots``.
 """
 
 import os
@@ -11,20 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__)
-ROOT = HERE.parents[2]
-FOLDER = ROOT / "docs" / "pictures"
-
-if __name__ == "__main__":
-    os.environ["MPLBACKEND"] = "Agg"
-    sys.path.insert(0, str(ROOT))
-
 import matplotlib.pyplot as plt
 import pyro
 import torch
 from torch import nn
 
 import pyro_vsd as vsd
+
+HERE = Path(__file__)
+ROOT = HERE.parents[2]
+FOLDER = ROOT / "docs" / "pictures"
 
 
 @cache
@@ -167,7 +163,8 @@ def draw_if_old(app: Any) -> None:
     if all(path.exists() and path.stat().st_mtime > newest for path in made):
         return
     # a process of its own: seeds and torch's threads stay as they are in this one
-    subprocess.run([sys.executable, str(HERE), str(FOLDER)], check=True)
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, str(HERE), str(FOLDER)], check=True, env=environment)
 
 
 def add_picture(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
