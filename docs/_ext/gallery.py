@@ -38,7 +38,8 @@ def introduction(notebook: Path) -> tuple[str, str]:
     found = re.match(r"\s*# (?P<title>.+)\n+(?P<text>[^#\n](?:.|\n(?!\n))+)", text)
     if not found:
         raise ValueError(f"{notebook.name} must begin with a title and a paragraph.")
-    sentences = re.split(r"(?<=[.?!]) ", " ".join(found["text"].split()))
+    # whole sentences: one that a formula continues is left out
+    sentences = re.findall(r"\S.*?[.?!](?= |$)", " ".join(found["text"].split()))
     text = sentences.pop(0)
     while sentences and len(text) < 100:
         text += " " + sentences.pop(0)
