@@ -31,12 +31,13 @@ def digits() -> Any:
 
 
 @cache
-def trained(seed: int = 0) -> Any:
-    """A plain network and a VSD network, trained in the same way: 100 epochs of Adam, a cosine from 1e-2."""
+def trained() -> Any:
+    """A plain network with weight decay and a VSD network, both by 100 epochs of Adam, a cosine from 1e-2."""
     train, epochs = digits()[0], 100
-    pyro.set_rng_seed(seed)
+    pyro.set_rng_seed(0)
     net = vsd.nn.mlp([64, 100, 100, 8])
-    adam = torch.optim.Adam(net.parameters(), lr=1e-2)
+    # of 0, 1e-4, 3e-4 and 1e-3 the decay with the lowest NLL on held-out training rows
+    adam = torch.optim.Adam(net.parameters(), lr=1e-2, weight_decay=3e-4)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, epochs)
     for _ in range(epochs):
         for x, y in train.batches(100):
@@ -44,15 +45,15 @@ def trained(seed: int = 0) -> Any:
             nn.functional.cross_entropy(net(x), y).backward()
             adam.step()
         cosine.step()
-    pyro.set_rng_seed(seed)
+    pyro.set_rng_seed(0)
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([64, 100, 100, 8])), num_data=len(train))
     guide = vsd.VSDGuide(model)
     history = vsd.fit(model, guide, train, epochs, lr=1e-2, batch_size=100, progress=False)
     return net, model, guide, history
 
 
-def predictions(x: torch.Tensor, seed: int = 0) -> dict[str, Any]:
-    net, model, guide, _ = trained(seed)
+def predictions(x: torch.Tensor) -> dict[str, Any]:
+    net, model, guide, _ = trained()
     with torch.no_grad():
         return {"plain": net(x).softmax(-1), "VSD": vsd.predict(model, guide, x, num_samples=100, seed=0)}
 
@@ -70,10 +71,10 @@ def reliability() -> None:
     vsd.plots.reliability(both, y, num_bins=10, ax=axes[1]).set_title("several", fontsize="medium")
 
 
-def entropy_histogram() -> None:
+def entropy_histogram(ax: Any = None) -> None:
     _, known, unknown = digits()
     inside, outside = (predictions(data.x)["VSD"] for data in (known, unknown))
-    vsd.plots.entropy_histogram({"known classes": inside, "unknown classes": outside})
+    vsd.plots.entropy_histogram({"known classes": inside, "unknown classes": outside}, ax=ax)
 
 
 def entropy_cdf() -> None:
@@ -88,8 +89,8 @@ def risk_coverage() -> None:
     vsd.plots.risk_coverage(predictions(noisy(0.4)), digits()[1].y)
 
 
-def noise_covariance() -> None:
-    vsd.plots.noise_covariance(trained()[2], "net.2.weight", correlation=True)
+def noise_covariance(ax: Any = None) -> None:
+    vsd.plots.noise_covariance(trained()[2], "net.2.weight", correlation=True, ax=ax)
 
 
 def noise_variances() -> None:
@@ -131,21 +132,14 @@ PLOTS = (
 
 
 def landing() -> None:
-    """A regression with its uncertainty, and a classifier of digits under growing noise on the pixels, three seeds."""
-    _, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained", width_ratios=(1.25, 1, 1))
+    """A regression with its uncertainty, entropies of known and unknown digits, and the noise that was learned."""
+    _, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained", width_ratios=(1.25, 1, 1.05))
     band(axes[0])
-    levels, y = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), digits()[1].y
-    for ax, (title, metric) in zip(axes[1:], {"NLL": vsd.metrics.nll, "ECE": vsd.metrics.ece}.items(), strict=True):
-        for name, colour, line in (("plain", "#D55E00", "--"), ("VSD", "#0072B2", "-")):
-            values = [[float(metric(predictions(noisy(s), seed)[name], y)) for s in levels] for seed in range(3)]
-            runs = torch.tensor(values)
-            ax.fill_between(levels, runs.amin(0), runs.amax(0), color=colour, alpha=0.15, linewidth=0)
-            ax.plot(levels, runs.mean(0), line, color=colour, label=f"{name} network")
-        ax.set(xlabel="noise on the pixels", ylabel=title, xlim=(0, 0.5), ylim=(0, None))
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize="small")
-    axes[0].set_title("a regression and its uncertainty", loc="left", fontsize="medium")
-    axes[1].set_title("a classifier under shift", loc="left", fontsize="medium")
+    entropy_histogram(axes[1])
+    noise_covariance(axes[2])
+    titles = ("a regression and its uncertainty", "a classifier's uncertainty", "learned correlations of the noise")
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title, loc="left", fontsize="medium")
 
 
 def draw(folder: Path) -> None:

@@ -128,7 +128,7 @@ def _noise(ax: Axes, report: Any) -> None:
                 label=label if row == 0 else "_again", markerfacecolor="none" if key == "rescaled" else style.colour,
             )  # fmt: skip
     ax.set_yticks(range(len(gains)), list(gains), fontsize="small")
-    ax.set_ylim(len(gains) - 0.4, -0.6 - 0.5 * len(gains))  # room for the legend
+    ax.set_ylim(len(gains) - 0.4, -0.6)
     finish(ax, "above the best covariance, nats per example", "")
 
 
