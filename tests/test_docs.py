@@ -133,7 +133,8 @@ def test_lines_of_prose_have_at_most_120_characters(page):
 
 @pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_code_fit_a_window_of_1300_pixels(page):
-    fences = re.findall(r"^( *)```[^`\n]*\n(.*?)^\1```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^( *)```[^`\n]*\n(.*?)^\1```$", text, flags=re.MULTILINE | re.DOTALL)
     assert [line for _, code in fences for line in code.splitlines() if len(line) > 120] == []
 
 
