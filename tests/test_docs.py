@@ -119,7 +119,7 @@ def test_linked_file_exists(target):
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*_evidence.md")), ids=lambda page: page.stem)
 def test_advice_links_to_its_evidence(page):
     """A page of measurements stands behind a page of advice; each links to the other."""
-    name = page.name.replace("_evidence", "")
+    name = page.name.replace("_evidence", "").replace("ensembles", "choosing")
     advice = (ROOT / "benchmarks/README.md" if name == "benchmarks.md" else DOCS / name).read_text(encoding="utf-8")
     assert page.name in advice
     assert f"({name})" in page.read_text(encoding="utf-8")
