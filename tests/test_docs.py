@@ -190,7 +190,7 @@ def test_site_builds_without_a_warning_and_holds_every_public_name(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     for notebook in (ROOT / "tutorials").glob("*.ipynb"):
