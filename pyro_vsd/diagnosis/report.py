@@ -141,8 +141,9 @@ def diagnose(
 
     The report names mistakes in the setup (equal noise variances with reflections, a ``num_data`` that is not the
     number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that dominates the fit, Θ that
-    did not move or grew without limit, overfitting, and predictions that are too sure or not sure
-    enough. It also says whether noise of a different size or with different correlations would be better. With fewer than 30 rows the numbers are only indicative.
+    did not move or grew without limit, overfitting, and predictions that are too sure or not sure enough. It also says
+    whether noise of a different size or with different correlations would be better. With fewer than 30 rows the
+    numbers are only indicative.
 
     Works for models of ``vsd.nn`` and for hand-written Pyro models. The report lists what could not be measured: the
     movement of Θ is known for ``vsd.nn`` alone; predictions need a model that can be called without its last argument,

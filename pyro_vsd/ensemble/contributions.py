@@ -11,8 +11,8 @@ class Contributions:
     """What each member contributes to the mixture: what ``Ensemble.diagnose`` returns. Prints as a table.
 
     :ivar members: for each member its ``kl_weight`` (``None``: plain), ``weight``, ``factor`` (of σ, or the
-        temperature), ``score`` (mean log-density of the rows by it alone) and ``contribution``: by how much the mixture's
-        score falls if it is left out, the other weights scaled up.
+        temperature), ``score`` (mean log-density of the rows by it alone) and ``contribution``: by how much the
+        mixture's score falls if it is left out, the other weights scaled up.
     :ivar score: that of the mixture.
     :ivar num_rows: rows behind the scores.
     """

@@ -219,7 +219,7 @@ def test_better_noise_is_ordered(healthy):
 
 
 def test_strength_of_the_kl_follows_kl_scale():
-    """With ``kl_scale="weight"`` and a weight that is smaller by Q, one layer has the same KL, and the same best noise."""
+    """With ``kl_scale="weight"`` and a weight that is smaller by Q, one layer has the same KL and best noise."""
     model, guide, data = untrained(sizes=(5, 3))
     unit, weight = (
         quick(model, guide, data, elbo=vsd.VSD_ELBO(kl_scale=scale, kl_weight=kl)).sites["net.0.weight"]["better_noise"]

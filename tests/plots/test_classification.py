@@ -83,7 +83,7 @@ def test_reliability_leaves_out_bins_of_few_rows(min_rows, drawn):
     assert labels(ax)[0] == f"a, ECE {metrics.ece(probs, y, 10):.3f}"
 
 
-@pytest.mark.parametrize(("count", "text"), [(5, "5"), (999, "999"), (4500, "4.5k"), (12_345, "12k"), (250_000, "250k")])
+@pytest.mark.parametrize(("count", "text"), [(999, "999"), (4500, "4.5k"), (12_345, "12k"), (250_000, "250k")])
 def test_reliability_numbers_are_short(count, text):
     ax = plots.reliability(torch.tensor([[0.9, 0.1]]).expand(count, 2), torch.zeros(count).long())
     assert ax.texts[0].get_text() == text
