@@ -3,7 +3,7 @@
 #
 # **At the end** you have a hand-written model with a network, group effects and an unknown noise level, trained with
 # `VSDGuide` and a second guide, and you know how to watch the loss and how to save everything. The tutorial takes
-# fifteen minutes to read and half a minute to run.
+# fifteen minutes to read and a minute to run.
 #
 # `vsd.nn` is a convenience. `VSDGuide` works with any Pyro model that samples weight matrices, for example a function
 # with `pyro.sample` statements.
@@ -96,8 +96,7 @@ def model(x, sensor, y=None):
 # %%
 pyro.clear_param_store()
 guide = vsd.VSDGuide(model, num_reflections=2).setup(*train)
-for name, parameter in guide.named_parameters():
-    print(f"{name:18}", tuple(parameter.shape))
+print(guide)
 print("noise axis of w1:", guide.noise_dim("w1"), "of w2:", guide.noise_dim("w2"))
 
 # %% [markdown]
