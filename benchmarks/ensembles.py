@@ -1,9 +1,9 @@
 """Ensembles on the UCI sets: stacked VSD, stacked plain networks, both together, and single networks.
 
-    python benchmarks/ensembles.py DATA                         # all sets, 20 splits; continues where it was stopped
-    python benchmarks/ensembles.py DATA --sets yacht --splits 3
-    python benchmarks/ensembles.py --table                      # the table of what is there
-    python benchmarks/ensembles.py --cost                       # what five members cost, of one
+    python -m benchmarks.ensembles DATA                         # all sets, 20 splits; continues where it was stopped
+    python -m benchmarks.ensembles DATA --sets yacht --splits 3
+    python -m benchmarks.ensembles --write PAGE                 # the tables of what is there, between a page's marks
+    python -m benchmarks.ensembles --cost                       # what five members cost, of one
 
 One hidden layer of 50, two reflections, float32, the defaults of ``vsd.Ensemble.fit``. Ten members, five by VSD with λ
 from 0.03 to 3 and five plain, are trained without 15 % of the training rows and again on all of them. On those rows the
@@ -20,16 +20,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paper.uci_published import PAPER
+from scipy.stats import t
 from torch import Tensor
 
 import pyro_vsd as vsd
+from benchmarks.paper.uci_published import PAPER
 
 RESULTS = Path(__file__).parent / "results" / "ensembles"
 SMALL, LARGE = ("yacht", "boston", "energy", "concrete", "wine"), ("kin8nm", "power", "naval")
 HIDDEN, HELD_OUT, SAMPLES = 50, 0.15, 100
 VSD = [0.03, 0.1, 0.3, 1.0, 3.0]
 SINGLE = VSD.index(1.0)
+OURS = "vsd_stacked"
+SETS = (*SMALL, *LARGE)
+METRICS = {"log_likelihood": "Test log-likelihood", "rmse": "RMSE"}
+METHODS = {
+    "single": "one VSD network, λ = 1",
+    "single_stacked": "the same, σ from held-out rows",
+    "mc_dropout": "MC dropout, tuned",
+    "plain_one_sigma": "five plain networks, one σ",
+    "plain_stacked": "five plain networks, stacked",
+    OURS: "**five VSD networks, stacked**",
+    "mixed5_stacked": "three VSD and two plain networks, stacked",
+    "mixed10_stacked": "five VSD and five plain networks, stacked",
+}
 # Members of each mixture by number; the plain ones are the last five.
 MIXTURES = {
     "vsd": [0, 1, 2, 3, 4],
@@ -94,22 +108,59 @@ def run(name: str, root: str, split: int, seed: int) -> dict[str, Any]:
     return {"set": name, "split": split, "seed": seed, "cpu_seconds": round(seconds, 1), "methods": methods}
 
 
-def table() -> None:
-    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    for metric in ("log_likelihood", "rmse"):
-        print(f"\n{metric}: mean over splits; difference of vsd_stacked to it, with its standard error")
-        for name in (*SMALL, *LARGE):
-            runs = [r["methods"] for r in found if r["set"] == name]
-            if not runs:
-                continue
-            paper = PAPER[name]["VSD"][metric == "log_likelihood"]
-            print(f"{name} ({len(runs)} runs), paper's VSD {paper[0]} ± {paper[1]}")
-            for method in runs[0]:
-                values = torch.tensor([r[method][metric] for r in runs], dtype=torch.float64)
-                ours = torch.tensor([r["vsd_stacked"][metric] for r in runs], dtype=torch.float64)
-                gap = ours - values
-                error = float(gap.std() / len(runs) ** 0.5) if len(runs) > 1 else math.nan
-                print(f"  {method:16s} {float(values.mean()):8.4f}   {float(gap.mean()):+.4f} ± {error:.4f}")
+def load(name: str) -> list[dict[str, Any]]:
+    """The runs of one set: the methods' scores by name. MC dropout comes from the paper's runs on these splits."""
+    runs = []
+    for path in sorted(RESULTS.glob(f"{name}-*.json")):
+        run = json.loads(path.read_text())
+        found = {method: {m: v[m] for m in METRICS} for method, v in run["methods"].items()}
+        other = RESULTS.parent / f"uci_{name}" / f"mc_dropout-seed{run['seed']}.json"
+        if other.exists():
+            splits = json.loads(other.read_text())["groups"]["tuned"]
+            found["mc_dropout"] = {m: splits[m][run["split"]] for m in METRICS}
+        runs.append(found)
+    return runs
+
+
+def tables() -> str:
+    """Both tables of the page, in Markdown."""
+    lines = []
+    for metric, title in METRICS.items():
+        index = int(metric == "log_likelihood")
+        lines += [
+            f"{title}:",
+            "",
+            "| | " + " | ".join(f"{n.capitalize()} ({len(load(n))})" for n in SETS if load(n)) + " |",
+        ]
+        lines += ["|---|" + "---|" * sum(bool(load(n)) for n in SETS)]
+        cells = [f"{PAPER[n]['VSD'][index][0]:.2f}" for n in SETS if load(n)]
+        lines.append("| the paper's VSD | " + " | ".join(cells) + " |")
+        for method, label in METHODS.items():
+            cells = [_cell(load(n), method, metric) for n in SETS if load(n)]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(runs: list[dict[str, Any]], method: str, metric: str) -> str:
+    """The mean; for other methods the paired difference from the stacked VSD ensemble, ± 95 %."""
+    pairs = [(run[method][metric], run[OURS][metric]) for run in runs if method in run]
+    if not pairs:
+        return "–"
+    values = torch.tensor(pairs, dtype=torch.float64)
+    mean = f"{float(values[:, 0].mean()):.3f}"
+    if method == OURS:
+        return f"**{mean}**"
+    gap = values[:, 0] - values[:, 1]
+    half = float(t.ppf(0.975, len(gap) - 1) * gap.std() / len(gap) ** 0.5) if len(gap) > 1 else math.nan
+    return f"{mean} ({float(gap.mean()):+.3f} ± {half:.3f})"
+
+
+def write(page: Path) -> None:
+    """Replaces what is between the page's marks."""
+    before, _, rest = page.read_text().partition("<!-- table -->\n")
+    _, _, after = rest.partition("<!-- end -->")
+    page.write_text(f"{before}<!-- table -->\n{tables()}<!-- end -->{after}")
 
 
 def cost() -> None:
@@ -144,12 +195,12 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=[*SMALL, *LARGE])
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     parser.add_argument("--cost", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.table or options.cost:
-        return table() if options.table else cost()
+    if options.write or options.cost:
+        return write(options.write) if options.write else cost()
     if options.data is None:
         parser.error("give the folder that holds UCI_Datasets")
     RESULTS.mkdir(parents=True, exist_ok=True)
