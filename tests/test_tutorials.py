@@ -74,7 +74,7 @@ def test_script_explains_itself(script):
 
 @pytest.mark.parametrize("script", by_name(SCRIPTS))
 def test_script_says_what_comes_of_it_and_what_is_next(script):
-    """The first cell names what one has at the end; the last one what one can do now, in 2 to 4 points, and links on."""
+    """The first cell names what one has at the end, the last one what one can do now in 2 to 4 points, and the next."""
     cells = build.read(script).cells
     assert "**At the end**" in cells[0].source
     heading, _, rest = cells[-1].source.partition("## What you can do now\n")

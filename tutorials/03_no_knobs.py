@@ -94,7 +94,7 @@ predictions = {"five VSD networks, stacked": ensemble.predict(test.x)}
 plain = vsd.Ensemble(model, members=5, kl_weight=[None] * 5).fit(train, epochs=EPOCHS, progress=False)
 predictions["five plain networks, stacked"] = plain.predict(test.x)
 alone = [vsd.predict(*member, test.x, num_samples=1) for member in plain.members]
-predictions["five plain networks"] = vsd.prediction.mixture(alone)
+predictions["five plain networks"] = vsd.ensemble.mixture(alone)
 predictions["one plain network"] = alone[0]
 
 print(f"{'':30}{'RMSE':>8}{'log-likelihood':>16}{'coverage of 95 %':>18}")

@@ -168,7 +168,8 @@ assert SMOKE or spread[4:].min() > spread[:4].max()
 assert SMOKE or error.abs().max() < 0.5
 
 # %% [markdown]
-# `vsd.predict` takes all arguments of the model except the target. As in tutorial 2 the result splits the variance. The uncertainty of the offsets is epistemic.
+# `vsd.predict` takes all arguments of the model except the target. As in tutorial 2 the result splits the variance.
+# The uncertainty of the offsets is epistemic.
 
 # %%
 prediction = vsd.predict(model, guide, *test[:2], num_samples=SAMPLES, seed=0)
@@ -221,7 +222,8 @@ for name, one, style in (("multivariate normal", both, "C1s"), ("mean field", gu
     draws = level_and_offset(one)
     ax.plot(*draws, style, markersize=3, alpha=0.4, markeredgewidth=0, label=name)
     correlation[name], spread[name] = torch.corrcoef(draws)[0, 1], draws.std(-1)
-    print(f"{name:20} σ: level {spread[name][0]:.3f}, offset {spread[name][1]:.3f}; correlation {correlation[name]:.2f}")
+    sigmas = "level {:.3f}, offset {:.3f}".format(*spread[name])
+    print(f"{name:20} σ: {sigmas}; correlation {correlation[name]:.2f}")
 ax.axline((0, 0), slope=-1, color="0.3", linestyle="--", linewidth=1, label="level + offset unchanged")
 ax.set(xlabel="level, minus its mean", ylabel="offset of sensor 0, minus its mean", aspect="equal")
 ax.spines[["top", "right"]].set_visible(False)

@@ -165,7 +165,8 @@ assert SMOKE or all(abs(ratio - 1) < 0.02 and abs(other) < 0.02 for (ratio, _), 
 #
 # **When is VD enough?** VD is enough if the noise is weak, as with a lot of data, and if inputs and units are not
 # redundant. The KL alone never favours a rotation; only the likelihood can. Try more than the default two reflections
-# if features are correlated and data are scarce, or if you need uncertainty between clusters as in tutorial 2. The page "Do correlations help?" of the documentation has more advice.
+# if features are correlated and data are scarce, or if you need uncertainty between clusters as in tutorial 2. The
+# page "Do correlations help?" of the documentation has more advice.
 
 # %% [markdown]
 # ## Diagnose a training run

@@ -209,7 +209,7 @@ entropy = torch.special.entr(out["probs"]).sum(-1)
 mixture = 0.5 * (test.x[test.y == 0][0] + test.x[test.y == 7][0])
 images = torch.stack([test.x[entropy.argmin()], test.x[entropy.argmax()], mixture])
 status, answer = ask("POST", "/predict", {"inputs": images.tolist()})
-print(status, [label if not doubt else "not sure" for label, doubt in zip(answer["labels"], answer["abstain"])])
+print(status, torch.where(torch.tensor(answer["abstain"]), -1, torch.tensor(answer["labels"])).tolist(), "(-1: not sure)")
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(2, 3, figsize=(7, 4), height_ratios=[2, 1.2], sharey="row", layout="constrained")
