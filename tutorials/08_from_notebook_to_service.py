@@ -209,7 +209,8 @@ entropy = torch.special.entr(out["probs"]).sum(-1)
 mixture = 0.5 * (test.x[test.y == 0][0] + test.x[test.y == 7][0])
 images = torch.stack([test.x[entropy.argmin()], test.x[entropy.argmax()], mixture])
 status, answer = ask("POST", "/predict", {"inputs": images.tolist()})
-print(status, torch.where(torch.tensor(answer["abstain"]), -1, torch.tensor(answer["labels"])).tolist(), "(-1: not sure)")
+labels, abstain = torch.tensor(answer["labels"]), torch.tensor(answer["abstain"])
+print(status, labels.masked_fill(abstain, -1).tolist(), "(-1: not sure)")
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(2, 3, figsize=(7, 4), height_ratios=[2, 1.2], sharey="row", layout="constrained")
