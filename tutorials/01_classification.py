@@ -160,7 +160,8 @@ assert not CHECK or abs(worst["accuracy"]["plain"] - worst["accuracy"]["VSD"]) <
 
 # %% [markdown]
 # Both networks make more errors as the noise grows, at about the same rate. But the plain network does not notice: with
-# strong noise its NLL and ECE are far above those of VSD.
+# strong noise its NLL and ECE are far above those of VSD. (With little noise VSD has the larger ECE, since it is
+# underconfident.)
 #
 # A reliability diagram shows where the ECE comes from. Images are grouped into bins by confidence. On the diagonal the
 # accuracy equals the confidence; below it a network is overconfident. Vertical bars are 95 % intervals, the small
