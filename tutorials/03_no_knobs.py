@@ -121,8 +121,8 @@ assert SMOKE or max(scores, key=scores.get) == "five VSD networks, stacked"
 assert SMOKE or min(scores, key=scores.get) == "one plain network"
 
 # %% [markdown]
-# One plain network has fitted the noise and has the largest error. Five are better, and five VSD networks are better
-# still, because their noise limits how closely each of them fits the training rows. This is one data set and one seed,
+# One plain network has fitted the noise and has the largest error. Five are better, and five VSD networks are a little
+# better still: their noise limits how closely each of them fits the training rows. This is one data set and one seed,
 # and it is not always so: with a noise of 1 instead of 3 the five plain networks, stacked, had the higher
 # log-likelihood in the same comparison. There is little noise to overfit then. The page *Which way to uncertainty* of
 # the documentation says when to take which.
