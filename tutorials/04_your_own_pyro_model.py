@@ -137,6 +137,7 @@ axes[1].axhline(0, color="0.6", linewidth=0.8)
 axes[1].set(xlabel="step", ylabel="KL, not weighted (nats)")
 axes[1].spines[["top", "right"]].set_visible(False)
 axes[1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+plt.show()
 
 # %% tags=["remove-cell"]
 assert torch.isclose(last["loss"], last["kl_weight"] * sum(last["kl"].values()) - last["log_likelihood"])
