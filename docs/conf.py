@@ -2,13 +2,13 @@
 
 import os
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-# The package's plots are imported for their docstrings; nothing is drawn.
-os.environ.setdefault("MPLBACKEND", "Agg")
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn without a screen
 
 import pyro_vsd  # noqa: E402
 
@@ -17,7 +17,10 @@ author = "The pyro_vsd authors"
 project_copyright = author
 version = release = pyro_vsd.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode", "sphinx_design",
+    "gallery", "pictures", "repository_pages",  # ours, in _ext
+]  # fmt: skip
 exclude_patterns = ["_build"]
 
 # Every name of ours that a docstring refers to must exist; those of torch, Pyro and Python are not looked up, since the
@@ -45,24 +48,15 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 
+# Formulas without the internet: the package carries MathJax. This file of it holds its glyphs too, and no other is
+# loaded, so pages also work when they are opened from a folder, where browsers refuse fonts.
+mathjax = files("sphinx-mathjax-offline") / "static" / "mathjax"
+mathjax_path = "tex-svg.js"
+
 html_theme = "furo"
-html_title = "pyro_vsd"
-html_static_path = ["_static"]
-html_css_files = ["wide.css"]
-
-
-def copy_tutorials() -> None:
-    """Brings ``../tutorials/*.ipynb`` below this folder, where Sphinx looks; unchanged ones keep their time."""
-    source, target = HERE.parent / "tutorials", HERE / "tutorials"
-    target.mkdir(exist_ok=True)
-    notebooks = {path.name: path.read_bytes() for path in source.glob("*.ipynb")}
-    for path in target.glob("*.ipynb"):
-        if path.name not in notebooks:
-            path.unlink()
-    for name, content in notebooks.items():
-        path = target / name
-        if not path.exists() or path.read_bytes() != content:
-            path.write_bytes(content)
+html_title = f"pyro_vsd {release}"
+html_static_path = ["_static", str(mathjax / mathjax_path)]
+html_css_files = ["site.css"]
 
 
 def resolve_short_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -79,5 +73,4 @@ def resolve_short_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    copy_tutorials()
     app.connect("missing-reference", resolve_short_name)

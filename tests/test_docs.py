@@ -9,6 +9,7 @@ import sys
 import textwrap
 import zlib
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ import pyro_vsd as vsd
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-TEXTS = [*PAGES, *sorted(DOCS.glob("api/*.md")), *sorted(ROOT.glob("*.md"))]
+READMES = [*sorted(ROOT.glob("benchmarks/**/README.md")), ROOT / "tutorials/README.md"]
+TEXTS = [*PAGES, *sorted(DOCS.glob("api/*.md")), *sorted(ROOT.glob("*.md")), *READMES]
 FORMULAS = (DOCS / "formulas.md").read_text(encoding="utf-8")
 MODULES = [f"pyro_vsd.{info.name}" for info in pkgutil.iter_modules(vsd.__path__) if not info.name.startswith("_")]
 
@@ -105,7 +107,7 @@ def test_every_package_has_a_place_in_the_reference(module):
 def links():
     for text in TEXTS:
         content = re.sub(r"```.*?```", "", text.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for target in sorted(set(re.findall(r"\]\((?!https?:|#)(?:path:)?([^)#\s]+)", content))):
+        for target in sorted(set(re.findall(r"\]\((?!https?:|#)([^)#\s]+)", content))):
             yield pytest.param(text.parent / target, id=f"{text.relative_to(ROOT)}->{target}")
 
 
@@ -117,7 +119,7 @@ def test_linked_file_exists(target):
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*_evidence.md")), ids=lambda page: page.stem)
 def test_advice_links_to_its_evidence(page):
     """A page of measurements stands behind a page of advice; each links to the other."""
-    name = page.name.replace("_evidence", "")
+    name = page.name.replace("_evidence", "").replace("ensembles", "choosing")
     advice = (ROOT / "benchmarks/README.md" if name == "benchmarks.md" else DOCS / name).read_text(encoding="utf-8")
     assert page.name in advice
     assert f"({name})" in page.read_text(encoding="utf-8")
@@ -127,6 +129,48 @@ def test_advice_links_to_its_evidence(page):
 def test_lines_of_prose_have_at_most_120_characters(page):
     prose = re.sub(r"```.*?```|\$\$.*?\$\$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_code_fit_a_window_of_1300_pixels(page):
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^( *)```[^`\n]*\n(.*?)^\1```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert [line for _, code in fences for line in code.splitlines() if len(line) > 120] == []
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    """Imports one of the site's own extensions."""
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    return importlib.import_module
+
+
+def test_every_plot_has_a_picture(extension):
+    plots = pytest.importorskip("pyro_vsd.plots")
+    drawn = {picture.__name__ for picture in extension("pictures").PLOTS}
+    assert drawn == set(plots.__all__) - {"droprates"}  # an old name
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("tutorials/*.ipynb")), ids=lambda path: path.stem)
+def test_notebook_has_a_card_in_the_gallery(notebook, extension):
+    gallery = extension("gallery")
+    title, text = gallery.introduction(notebook)
+    assert title[0].isdigit()
+    assert text.endswith((".", "?", "!"))
+    assert gallery.picture(notebook).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("link", "source", "page"),
+    [
+        ("../README.md", "benchmarks/paper/README.md", "benchmarks.md"),
+        ("peers/README.md", "benchmarks/README.md", "benchmarks_peers.md"),
+        ("../../docs/rotation.md#which", "benchmarks/paper/README.md", "rotation.md#which"),
+        ("../results", "benchmarks/paper/README.md", None),
+    ],
+)
+def test_links_of_a_copied_page_lead_to_pages(link, source, page, extension):
+    assert extension("repository_pages").target(link, source) == page
 
 
 def documented_objects(inventory):
@@ -146,11 +190,17 @@ def test_site_builds_without_a_warning_and_holds_every_public_name(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     for notebook in (ROOT / "tutorials").glob("*.ipynb"):
         assert (tmp_path / "tutorials" / f"{notebook.stem}.html").exists()
+    pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    remote = re.compile(r'<(script|link|img)[^>]*(src|href)="(https?:)?//')
+    assert [path for path, html in pages.items() if remote.search(html)] == []
+    assert 'src="_static/tex-svg.js' in pages[tmp_path / "method.html"]
+    local = {(path, href) for path, html in pages.items() for href in re.findall(r'href="(?!\w+:|#)([^"#?]+)', html)}
+    assert [(path.name, href) for path, href in local if not (path.parent / unquote(href)).exists()] == []
     documented = documented_objects(tmp_path / "objects.inv")
     public = [(module, name) for module in ["pyro_vsd", *MODULES] for name in importlib.import_module(module).__all__]
     assert [f"{m}.{n}" for m, n in public if id(getattr(importlib.import_module(m), n)) not in documented] == []

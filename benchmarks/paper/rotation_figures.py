@@ -28,7 +28,7 @@ def _shares(path: Path, found: list[Layer]) -> Path:
     """What T reflections can reach beside what training finds from random vectors, for each hidden layer."""
     by = {(layer.data, layer.number, layer.variant): layer for layer in found}
     places = [(data, number) for data, number, variant in by if variant == "t0" and number > 0]
-    figure, axes = plt.subplots(1, len(places), figsize=(2.9 * len(places), 3.6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(1, len(places), figsize=(2.3 * len(places), 3.4), layout="constrained", squeeze=False)
     for ax, (data, number) in zip(axes.flat, places, strict=True):
         reach = by[data, number, "t0"]
         _line(
@@ -89,6 +89,6 @@ def _scores(path: Path, results: uci_results.Results) -> Path:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=140)
     plt.close(figure)
     return path

@@ -173,7 +173,9 @@ class VSDGuide(AutoGuide):
     @torch.no_grad()
     def _scale_vectors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._unscaled = False
-        with torch.random.fork_rng(devices=[]), poutine.block(), evaluation_mode(self.model):
+        devices = {p.device for p in self.parameters() if p.is_cuda}
+        with torch.random.fork_rng(devices), poutine.block(), evaluation_mode(self.model):
+            torch.manual_seed(0)  # the same scales in all processes that see the same rows
             trace = poutine.trace(self).get_trace(*args, **kwargs)
             values = {name: site.get("value") for name, site in trace.nodes.items()}
             draws = {name: value.draw for name, value in values.items() if isinstance(value, LazyWeight)}

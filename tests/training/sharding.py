@@ -33,7 +33,7 @@ def build(kind: str, alpha: float = 1e-24) -> tuple[Any, vsd.datasets.Data]:
     else:
         model = cases.regressor(noise="latent" if kind == "numbers" else "learned")
     options: dict[str, Any] = {"vectors": "low_rank", "rank": 2} if kind == "networks" else {}
-    guide = vsd.VSDGuide(model, init_alpha=alpha, init_scale=alpha**0.5, **options)
+    guide = vsd.VSDGuide(model, init_alpha=alpha, init_scale=alpha**0.5, scale_vectors=False, **options)
     return vsd.VSD_ELBO(kl_weight=vsd.infer.linear_warmup(5))(model, guide), data
 
 

@@ -33,7 +33,19 @@ def close(first, second):
 
 @pytest.mark.parametrize(
     "name",
-    ["quiet", "accumulated", "loader", "unseeded", "measured", "callback", "early", "whole", "interrupted", "resumed"],
+    [
+        "quiet",
+        "accumulated",
+        "loader",
+        "unseeded",
+        "scaled",
+        "measured",
+        "callback",
+        "early",
+        "whole",
+        "interrupted",
+        "resumed",
+    ],
 )
 def test_both_have_the_same_parameters_and_history(pair, name):
     first, second = (found[name] for found in pair)

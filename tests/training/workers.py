@@ -33,7 +33,7 @@ def counts(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 def build(alpha: float) -> tuple[Any, Any]:
     model = cases.regressor()
-    return model, vsd.VSDGuide(model, init_alpha=alpha)
+    return model, vsd.VSDGuide(model, init_alpha=alpha, scale_vectors=False)
 
 
 def gradients(guide: Any, model: Any) -> dict[str, Tensor]:
@@ -132,11 +132,13 @@ class Recorder(vsd.VSD_ELBO):
         return loss
 
 
-def fitted(alpha: float = 0.2, data: Any = None, make: Any = None, **options: Any) -> dict[str, Any]:
+def fitted(
+    alpha: float = 0.2, data: Any = None, make: Any = None, scale: bool = False, **options: Any
+) -> dict[str, Any]:
     """One call of ``fit`` and all that came of it. Processes start elsewhere, which ``fit`` brings together."""
     torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
     model = (make or cases.regressor)()
-    guide = vsd.VSDGuide(model, init_alpha=alpha)
+    guide = vsd.VSDGuide(model, init_alpha=alpha, scale_vectors=scale)
     elbo = options.pop("elbo", None) or Recorder(kl_weight=vsd.infer.linear_warmup(5))
     torch.manual_seed(7)  # as scripts do, the same in all: without a seed of its own fit gives each its noise
     history = fit(model, guide, cases.data() if data is None else data, elbo=elbo, **{"seed": 0, **options})
@@ -165,6 +167,7 @@ def fitting(rank: int) -> dict[str, Any]:
         "accumulated": fitted(1e-24, epochs=3, batch_size=3, accumulate=2, optimizer=sgd),
         "loader": fitted(data=shared_loader(), epochs=2, validation=shared_loader()),
         "unseeded": fitted(epochs=1, seed=None),
+        "scaled": fitted(data=shared_loader(), epochs=1, scale=True),
         "measured": fitted(1e-24, epochs=1, batch_size=12, optimizer=sgd, validation=cases.data(25)),
         "callback": fitted(epochs=9, callbacks=[lambda history: rank == 1 and len(history) == 2]),
         "early": fitted(epochs=50, validation=(lambda *_: {"nll": float(rank)}), early_stopping=3),
