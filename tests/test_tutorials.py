@@ -73,6 +73,30 @@ def test_script_explains_itself(script):
 
 
 @pytest.mark.parametrize("script", by_name(SCRIPTS))
+def test_script_says_what_comes_of_it_and_what_is_next(script):
+    """The first cell names what one has at the end, the last one what one can do now in 2 to 4 points, and the next."""
+    cells = build.read(script).cells
+    assert "**At the end**" in cells[0].source
+    heading, _, rest = cells[-1].source.partition("## What you can do now\n")
+    assert rest, f"the last cell has no such heading: {heading}"
+    assert 2 <= rest.count("\n- ") <= 4
+    number = SCRIPTS.index(script) + 1
+    following = f"({SCRIPTS[number].stem}.ipynb)" if number < len(SCRIPTS) else "documentation"
+    assert following in rest.split("Next: ")[1]
+
+
+@pytest.mark.parametrize("script", by_name(SCRIPTS))
+def test_boilerplate_is_hidden(script):
+    """Settings of our own runs and checks of the text's claims are in cells that the site leaves out; few of them."""
+    cells = [cell for cell in build.read(script).cells if cell.cell_type == "code"]
+    removed = [cell for cell in cells if "remove-cell" in cell.metadata.get("tags", [])]
+    for cell in cells:
+        if any(word in cell.source for word in ("SMOKE", "set_num_threads", "argparse", "assert ")):
+            assert cell in removed, cell.source
+    assert len(removed) <= len(cells) / 2
+
+
+@pytest.mark.parametrize("script", by_name(SCRIPTS))
 def test_script_has_claims_that_can_fail(script):
     assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))))
 
@@ -141,7 +165,7 @@ def test_private_names_are_found(line, found):
 SOURCE = """# %% [markdown]
 # # 9. A title
 
-# %%
+# %% tags=["hide-input"]
 import os
 
 import matplotlib.pyplot as plt
@@ -182,7 +206,8 @@ def test_notebook_holds_nothing_of_the_machine(folder):
     assert notebook.metadata.kernelspec.name == "python3"
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert [cell.id for cell in notebook.cells] == ["cell-1", "cell-2"]
-    assert [dict(cell.metadata) for cell in notebook.cells] == [{}, {}]
+    kept = {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
+    assert [cell.metadata for cell in notebook.cells] == [{}, kept]
 
 
 @pytest.mark.slow
@@ -194,6 +219,10 @@ def test_build_runs_the_full_mode(folder):
 
 def change_source(notebook):
     notebook.cells[1].source += "\n# changed"
+
+
+def change_tags(notebook):
+    notebook.cells[1].metadata = {}
 
 
 def change_text(notebook):
@@ -234,6 +263,7 @@ def swell(notebook):
     ("spoil", "problem"),
     [
         (change_source, "is out of date with 09_small.py"),
+        (change_tags, "is out of date with 09_small.py"),
         (change_text, "is out of date with 09_small.py"),
         (add_error, "holds an error"),
         (add_warning, "holds warnings"),
@@ -272,6 +302,12 @@ def test_check_fails_on_a_problem(folder):
     done = python(folder / "build.py", "--check", cwd=folder)
     assert done.returncode == 1
     assert "09_small.ipynb is not listed in README.md" in done.stderr
+
+
+def test_an_unknown_tag_raises(tmp_path):
+    (tmp_path / "09_small.py").write_text(SOURCE.replace("hide-input", "hide-everything"))
+    with pytest.raises(ValueError, match="hide-everything"):
+        build.read(tmp_path / "09_small.py")
 
 
 def test_an_unknown_name_raises():

@@ -1,11 +1,12 @@
 """Builds the notebooks from the scripts in this folder: runs every cell and keeps the outputs and figures.
 
     python tutorials/build.py                  # all of them
-    python tutorials/build.py 01_regression    # one
+    python tutorials/build.py 02_regression    # one
     python tutorials/build.py --check          # runs nothing; fails where a notebook is not what its script says
     python tutorials/build.py --smoke          # runs all in the short mode and writes nothing
 
-The scripts are the source (jupytext's percent format); never edit a notebook by hand.
+The scripts are the source (jupytext's percent format); never edit a notebook by hand. Tags of cells are kept:
+``# %% tags=["hide-input"]`` folds the code away, ``"remove-cell"`` leaves the cell out of the documentation.
 """
 
 import argparse
@@ -27,6 +28,7 @@ SMOKE = "PYRO_VSD_SMOKE"
 CELL_SECONDS = 1200
 # Figures are most of a notebook; above this, lower the dpi or draw less.
 MAX_BYTES = 400_000
+TAGS = ("hide-input", "remove-cell")
 
 
 def scripts(names: list[str] | None = None) -> list[Path]:
@@ -44,7 +46,12 @@ def read(script: Path) -> Any:
     notebook = nbformat.v4.upgrade(jupytext.read(script))
     for number, cell in enumerate(notebook.cells, start=1):
         cell.id = f"cell-{number}"  # else random
-        cell.metadata = nbformat.NotebookNode()
+        tags = cell.metadata.get("tags", [])
+        if unknown := set(tags) - set(TAGS):
+            raise ValueError(f"{script.name}: expected tags among {', '.join(TAGS)}, got {', '.join(unknown)}")
+        # the site reads the tags, Jupyter the other entry
+        hidden = {"tags": tags, "jupyter": {"source_hidden": True}} if tags else {}
+        cell.metadata = nbformat.from_dict(hidden)
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -119,13 +126,13 @@ def _outputs(notebook: Any) -> list[Any]:
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
-def _sources(notebook: Any) -> list[tuple[str, str]]:
-    return [(cell.cell_type, cell.source) for cell in notebook.cells]
+def _sources(notebook: Any) -> list[tuple[str, str, Any]]:
+    return [(cell.cell_type, cell.source, cell.metadata) for cell in notebook.cells]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="name", help="tutorials such as 01_regression; all by default")
+    parser.add_argument("names", nargs="*", metavar="name", help="tutorials such as 02_regression; all by default")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--check", action="store_true", help="run nothing; fail where a notebook is out of date")
     modes.add_argument("--smoke", action="store_true", help="run in the short mode and write nothing")

@@ -11,8 +11,13 @@ __all__ = ["Finding"]
 # Spread of log α below which all noise variances count as equal: the gradient of the vectors is then 1e-6 of that at
 # a spread of one half.
 _EQUAL = 0.01
-# Better noise must gain this much, in nats per row, to be worth a line.
+# Noise of the wrong size must cost this much, in nats per row, to be worth a line.
 _WORTH = 0.02
+# Better correlations must be worth more: up to this much was left in networks whose test scores no correlations
+# improved (docs/rotation_evidence.md).
+_WORTH_CORRELATIONS = 0.05
+# A factor above this is called "more than"; it comes from a quadratic approximation near the present noise.
+_FAR = 10
 # The share of rows that drop_last may leave out.
 _SLACK = 0.01
 # The loss is steep if a step of 1 % of Θ gains more than this share of the information in a target. On digits (0.023
@@ -30,6 +35,8 @@ _GAP = 0.1
 # Classes are under-confident if confidence is below accuracy by this, plus two standard errors. Networks for digits
 # were so by 0.037 to 0.047 at kl_weight 1, and by less than 0.001 without noise.
 _UNDER = 0.02
+# Miscalibrated: the ECE is above what chance gives by this much.
+_MISCALIBRATED = 0.05
 # These must be fixed before intervals and confidences mean anything.
 _FIRST = {"kl_swamps", "no_fit", "unfinished", "droprates_lag", "theta_frozen", "num_data"}
 
@@ -98,7 +105,7 @@ def row_findings(name: str, seen: int, more: bool) -> list[Finding]:
 def site_findings(name: str, site: dict[str, Any], objective: Objective, overfitted: bool = False) -> list[Finding]:
     """Findings about one weight."""
     found = _noise_findings(name, site) + _theta_findings(name, site, objective.slopes.get(name))
-    return found + (_gain_findings(name, site, objective, overfitted) if site.get("gain") else [])
+    return found + (_better_noise_findings(name, site, objective, overfitted) if site.get("better_noise") else [])
 
 
 def _noise_findings(name: str, site: dict[str, Any]) -> list[Finding]:
@@ -139,21 +146,20 @@ def _theta_findings(name: str, site: dict[str, Any], slope: float | None) -> lis
     return []
 
 
-def _gain_findings(name: str, site: dict[str, Any], objective: Objective, overfitted: bool) -> list[Finding]:
-    gain, found = site["gain"], []
-    lag = (gain["now"] - gain["rescaled"]) / objective.num_data
+def _better_noise_findings(name: str, site: dict[str, Any], objective: Objective, overfitted: bool) -> list[Finding]:
+    noise, found = site["better_noise"], []
+    lag = (noise["now"] - noise["rescaled"]) / objective.num_data
     if lag > _WORTH:
-        factor = max(gain["size"], 1 / gain["size"])
-        what = f"the noise variance is about {_short(factor)} times too {'large' if gain['size'] > 1 else 'small'}"
+        factor = max(noise["size"], 1 / noise["size"])
+        times = f"more than {_FAR} times" if factor > _FAR else f"about {_short(factor)} times"
         advice = f"{'' if overfitted else 'train longer, or '}raise the learning rate of log_alpha"
-        text = f"{what} for kl_weight={objective.kl_weight:g}, which costs {lag:.2g} nats per row: {advice}"
+        text = f"the noise variance is {times} too {'large' if noise['size'] > 1 else 'small'} for "
+        text += f"kl_weight={objective.kl_weight:g}; the right size would lower the loss by {lag:.2g} per row: {advice}"
         found.append(Finding("droprates_lag", "note", name, text))
-    left = (gain["rescaled"] - gain["best"]) / objective.num_data
-    if left > _WORTH and gain["found"] is not None and gain["found"] < 0.5:
-        advice = "try num_reflections=2"
-        if site["T"]:
-            advice = f"try num_reflections above {site['T']}, or a higher learning rate of vectors"
-        text = f"noise with better correlations between units would gain {left:.2g} nats per row: {advice}"
+    left = (noise["rescaled"] - noise["best"]) / objective.num_data
+    if left > _WORTH_CORRELATIONS and noise["share_reached"] is not None and noise["share_reached"] < 0.5:
+        advice = f"try num_reflections={8 if 2 <= site['T'] < 8 else max(2, 2 * site['T'])} and compare held-out scores"
+        text = f"noise with the best correlations between units would lower the loss by {left:.2g} per row: {advice}"
         found.append(Finding("covariance_left", "note", name, text))
     return found
 
@@ -170,26 +176,26 @@ def overfit_findings(objective: Objective, prediction: dict[str, Any]) -> list[F
 
 
 def objective_findings(objective: Objective, others: list[Finding]) -> list[Finding]:
-    """Does the network gain more than its KL costs? ``others`` may name the cause already."""
+    """Does the network improve the fit by more than its KL costs? ``others`` may name the cause already."""
     codes = {finding.code for finding in others}
-    gain, kl = objective.gain, objective.weighted_kl
-    if gain is None or "num_data" in codes:
+    better, kl = objective.improvement, objective.weighted_kl
+    if better is None or "num_data" in codes:
         return []
     # Costly: a constant prediction has a better objective. But a lower KL would not help a network that overfits.
     # Gave up: the noise has grown until the KL is cheap and no signal passes, because moderate noise costs more than
-    # there is to gain.
-    costly = kl > abs(gain) and kl > 0.2 * objective.information and "overfitted" not in codes
-    useless = gain < 0.05 * objective.information
+    # any fit can improve.
+    costly = kl > abs(better) and kl > 0.2 * objective.information and "overfitted" not in codes
+    useless = better < 0.05 * objective.information
     gave_up = useless and objective.price > objective.information and "alpha_exploded" in codes
     if costly or gave_up:
-        cost = f"it costs {kl:.2g} nats per row, and the fit gains {gain:.2g} over a constant prediction"
+        cost = f"per row it adds {kl:.2g} to the loss, and the fit is {better:.2g} better than a constant prediction"
         balance, now = objective.balance, f"now {objective.kl_weight:g}"
         if balance is not None and balance < objective.kl_weight:
             now += f"; KL and negative log-likelihood are equal at {_short(balance)}"
         return [Finding("kl_swamps", "warning", None, f"the KL dominates the fit ({cost}): lower kl_weight ({now})")]
     if useless and not codes & {"alpha_exploded", "theta_frozen"}:
         advice = "train longer, raise the learning rate, or check inputs and targets"
-        text = f"the fit gains only {gain:.2g} nats per row over a constant prediction: {advice}"
+        text = f"the log-likelihood is only {better:.2g} per row better than that of a constant prediction: {advice}"
         return [Finding("no_fit", "warning", None, text)]
     steep = [name for name, slope in objective.slopes.items() if slope > _STEEP * objective.information]
     if steep and shows_slopes(objective) and "overfitted" not in codes:
@@ -232,18 +238,18 @@ def prediction_findings(values: dict[str, Any], held_out: bool, others: Sequence
         text = f"{where}, the 95 % intervals contain all targets, so they are too wide: {advice}"
         found.append(Finding("too_unsure", "note", None, text))
     gap = values.get("overconfidence")
+    if "ece" in values and values["ece"] > _MISCALIBRATED + values["ece_by_chance"]:
+        advice = instead or "train longer, then try a different kl_weight, vsd.calibrate or vsd.Ensemble"
+        side = "" if gap is None else f", {'over' if gap > 0 else 'under'}confident on the whole"
+        text = f"{where}, confidence and accuracy differ by {values['ece']:.2g} on average{side}: {advice}"
+        found.append(Finding("miscalibrated", "warning", None, text))
     # of classes on held-out rows only: on those it has learned, a network is more often right than it can know
-    if gap is not None and held_out and gap < -_UNDER - 2 * values["overconfidence_error"]:
+    elif gap is not None and held_out and gap < -_UNDER - 2 * values["overconfidence_error"]:
         advice = (
             instead or "lower kl_weight, calibrate with vsd.calibrate, or use vsd.Ensemble, which chooses kl_weight"
         )
         text = f"{where}, predictions are right {100 * -gap:.2g} % more often than their confidence says: {advice}"
         found.append(Finding("too_unsure", "note", None, text))
-    # with few rows the error is large by chance
-    if "ece" in values and values["ece"] > 0.05 + 1 / math.sqrt(rows):
-        advice = instead or "train longer, then try a different kl_weight, vsd.calibrate or vsd.Ensemble"
-        text = f"{where}, confidence and accuracy differ by {values['ece']:.2g} on average: {advice}"
-        found.append(Finding("miscalibrated", "warning", None, text))
     needed = values["samples_needed"]
     if needed > values["num_samples"]:
         what = f"with fewer than about {needed} samples the log-likelihood varies by more than 0.01 nats per row"

@@ -107,12 +107,12 @@ def measure_sites(model: Any, guide: Any) -> dict[str, dict[str, Any]]:
     return result
 
 
-def measure_gains(
+def measure_better_noise(
     model: Any, guide: Any, rows: Rows, strengths: dict[str, float], largest: int | None, max_units: int
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, str]]:
-    """The gain of each weight as in ``Diagnosis.sites``, and for each weight that is left out the reason.
+    """``better_noise`` of each weight as in ``Diagnosis.sites``, and for each weight that is left out the reason.
 
-    ``found`` is negative if the trained correlations are worse than none, and ``None`` if there is nothing to gain.
+    ``share_reached`` is negative if the trained correlations are worse than none, and ``None`` if none can help.
     ``size`` is a median over units.
     """
     totals: dict[str, Tensor] = {}
@@ -131,10 +131,11 @@ def measure_gains(
         best = best_covariance(A, strength)
         candidates = {"now": covariance, "rescaled": own, "best_diagonal": best_droprates(A, strength), "best": best}
         values: dict[str, Any] = {key: noise_objective(S, A, strength) for key, S in candidates.items()}
-        gain = values["best_diagonal"] - values["best"]
+        possible = values["best_diagonal"] - values["best"]
         # less than a hundredth of a nat for each unit is not worth finding
-        found = (values["best_diagonal"] - values["rescaled"]) / gain if gain > 0.01 * strength * len(A) else None
-        result[name] = values | {"found": found, "size": float((covariance.diagonal() / own.diagonal()).median())}
+        worth = possible > 0.01 * strength * len(A)
+        values["share_reached"] = (values["best_diagonal"] - values["rescaled"]) / possible if worth else None
+        result[name] = values | {"size": float((covariance.diagonal() / own.diagonal()).median())}
     return result, reasons
 
 
@@ -149,8 +150,8 @@ class Objective:
     :ivar scale: of the likelihood, at the largest batch.
     :ivar kl: by site, not weighted.
     :ivar constant: log-likelihood of the best constant prediction; ``None`` for likelihoods where it is not known.
-    :ivar information: what a perfect classifier would gain over the constant; 1 nat for other likelihoods.
-    :ivar slopes: by site: what a step of 1 % of Θ down the gradient would gain.
+    :ivar information: by how much a perfect classifier is better than the constant; 1 nat for other likelihoods.
+    :ivar slopes: by site: by how much a step of 1 % of Θ down the gradient would lower the loss.
     :ivar price: weighted KL of noise with α = 1 on every unit, which lets about half of the signal through.
     :ivar sampled: the number of rows looked at; ``None`` if all.
     """
@@ -180,7 +181,7 @@ class Objective:
         return -self.log_likelihood / self.total_kl if self.log_likelihood < 0 < self.total_kl else None
 
     @property
-    def gain(self) -> float | None:
+    def improvement(self) -> float | None:
         """Log-likelihood above that of a constant."""
         return None if self.constant is None else self.log_likelihood - self.constant
 
@@ -261,7 +262,7 @@ class _Observed(Messenger):
         self.values.setdefault(msg["name"], []).append(value)
 
     def constant(self) -> tuple[float | None, float]:
-        """Log-likelihood per row of the best constant prediction of all sites, and how much there is to gain."""
+        """Log-likelihood per row of the best constant prediction of all sites, and that of a perfect one above it."""
         total, information = 0.0, 0.0
         for name, values in self.values.items():
             y = torch.cat([value.reshape(len(value) if value.dim() else 1, -1) for value in values]).double()
@@ -306,6 +307,7 @@ def measure_prediction(model: Any, guide: Any, rows: Rows, num_samples: int) -> 
         values |= {"overconfidence": float(gap.mean()), "overconfidence_error": uncertainty}
         for metric in (metrics.nll, metrics.error_rate, metrics.ece):
             values[metric.__name__] = metric(prediction, y)
+        values["ece_by_chance"] = ece_by_chance(prediction.probs)
         entropy = float(prediction.entropy.mean())
         values["epistemic_share"] = float(prediction.mutual_information.mean()) / entropy if entropy > 0 else 0.0
         index = y.reshape(1, -1, 1).expand(num_samples, -1, 1)
@@ -329,6 +331,16 @@ def measure_prediction(model: Any, guide: Any, rows: Rows, num_samples: int) -> 
     by_row = densities.logsumexp(0)
     standard_error = float(by_row.std()) / math.sqrt(len(by_row)) if len(by_row) > 1 else math.inf
     return values | {"nll_error": standard_error, "samples_needed": needed, "nll_by_samples": curve}
+
+
+def ece_by_chance(probs: Tensor, draws: int = 100) -> float:
+    """The ECE that a calibrated classifier exceeds in one of twenty samples: of labels drawn from its own ``probs``.
+
+    >>> ece_by_chance(torch.eye(2)), 0.01 < ece_by_chance(torch.tensor([[0.9, 0.1]]).expand(1000, 2)) < 0.03
+    (0.0, True)
+    """
+    labels = torch.multinomial(probs, draws, replacement=True)  # (N, draws)
+    return float(torch.tensor([metrics.ece(probs, column) for column in labels.unbind(-1)]).quantile(0.95))
 
 
 def samples_needed(log_densities: Tensor, tolerance: float = _TOLERANCE) -> tuple[int, dict[int, float]]:

@@ -26,9 +26,10 @@ class Diagnosis:
     :ivar sites: by weight: ``K``, ``Q``, ``T``, quantiles of ``alpha``, shares ``collapsed`` and ``exploded``,
         ``alpha_spread`` (of log α), ``correlated`` (share of ‖Σ‖² off the diagonal), ``kl`` (nats per row, not
         weighted), ``theta_moved`` (distance from the start over its norm), ``theta_growth``, ``theta_slope`` and
-        ``gain``; ``None`` where not known. A gain holds the objective ``now``, ``rescaled`` (each unit's noise at its
-        best size), ``best_diagonal`` and ``best``; ``found``, the share of the gain from correlations that training
-        has found; and ``size``, the noise variance over its best.
+        ``better_noise``; ``None`` where not known. This last one holds the loss of the noise as it is, ``now``, and of
+        better noise: ``rescaled`` (the same correlations, each unit's noise at its best size), ``best_diagonal``
+        (independent) and ``best``; ``share_reached``, how far the correlations are on the way from independent noise
+        (0) to the best (1); and ``size``, the noise variance over its best.
     :ivar objective: nats per row: ``log_likelihood``, ``constant``, ``kl``, ``weighted_kl``; ``balance``, the
         kl_weight at which KL and log-likelihood would be equal; settings.
     :ivar prediction: metrics on held-out rows, or on the data; empty where there are none.
@@ -94,7 +95,7 @@ class Diagnosis:
         if values["log_likelihood"] is None:
             return [head]
         labels = {"log_likelihood": "log-likelihood", "constant": "of a constant prediction", "kl": "KL"}
-        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight that balances"}
+        labels |= {"weighted_kl": "kl_weight × KL", "balance": "kl_weight with KL = NLL"}
         lines = [f"{label:<28}{_text(values[name], '.4f'):>10}" for name, label in labels.items()]
         return [head, f"{'nats per row':<28}{'value':>10}", *lines]
 
@@ -140,12 +141,13 @@ def diagnose(
 
     The report names mistakes in the setup (equal noise variances with reflections, a ``num_data`` that is not the
     number of rows, a likelihood without scale), noise that collapsed or exploded, a KL that dominates the fit, Θ that
-    did not move or grew without limit, overfitting, and predictions that are too sure or not sure
-    enough. It also says how much better noise could gain. With fewer than 30 rows the numbers are only indicative.
+    did not move or grew without limit, overfitting, and predictions that are too sure or not sure enough. It also says
+    whether noise of a different size or with different correlations would be better. With fewer than 30 rows the
+    numbers are only indicative.
 
     Works for models of ``vsd.nn`` and for hand-written Pyro models. The report lists what could not be measured: the
     movement of Θ is known for ``vsd.nn`` alone; predictions need a model that can be called without its last argument,
-    the targets; the gain of better noise needs a weight used row by row, outside of plates, of up to ``max_units``,
+    the targets; the best noise is known for a weight used row by row, outside of plates, of up to ``max_units``,
     with ``prior="empirical_bayes"`` and a positive ``kl_weight``.
 
     Parameters, gradients, modes, random generators and Pyro's parameter store stay as they are. Costs a pass with
@@ -231,7 +233,7 @@ class _Run:
             self.left_out.append("everything that runs the model: parameters are not finite")
         else:
             objective = self._objective(sites)
-            self._gains(sites, objective, max_units)
+            self._better_noise(sites, objective, max_units)
             measured = measurements.measure_prediction(self.model, self.guide, self.held_out or rows, num_samples)
             if isinstance(measured, str):
                 self.left_out.append(f"predictions: {measured}")
@@ -273,7 +275,7 @@ class _Run:
             self.left_out.append("whether num_data is right: the loader does not know its number of rows")
         return objective
 
-    def _gains(self, sites: dict[str, dict[str, Any]], objective: Objective, max_units: int) -> None:
+    def _better_noise(self, sites: dict[str, dict[str, Any]], objective: Objective, max_units: int) -> None:
         # the weight of one unit's KL in the objective, by site
         factors = {name: site["Q"] if self.elbo.kl_scale == "weight" else 1 for name, site in sites.items()}
         strengths = {name: self.kl_weight * factor for name, factor in factors.items()}
@@ -281,13 +283,13 @@ class _Run:
         objective.price = 0.5 * math.log(2) * units / objective.num_data
         if self.elbo.prior != "empirical_bayes" or self.kl_weight == 0:
             reason = "kl_weight is 0" if self.kl_weight == 0 else f"prior={self.elbo.prior!r}"
-            self.left_out.append(f"how much better noise would gain: {reason}")
+            self.left_out.append(f"the best noise: {reason}")
             return
         about = (self.model, self.guide, self.rows)
-        gains, reasons = measurements.measure_gains(*about, strengths, self.stated, max_units)
+        found, reasons = measurements.measure_better_noise(*about, strengths, self.stated, max_units)
         for name, values in sites.items():
-            values["gain"] = gains.get(name)
-        self.left_out += [f"the gain of {name}: {reason}" for name, reason in reasons.items()]
+            values["better_noise"] = found.get(name)
+        self.left_out += [f"the best noise of {name}: {reason}" for name, reason in reasons.items()]
 
     def _findings(
         self, sites: dict[str, dict[str, Any]], objective: Objective, prediction: dict[str, Any]
@@ -296,7 +298,11 @@ class _Run:
         findings = advice.overfit_findings(objective, prediction) if prediction and held_out else []
         overfitted = bool(findings)
         for name, values in sites.items():
-            findings += advice.site_findings(name, values, objective, overfitted)
+            found = advice.site_findings(name, values, objective, overfitted)
+            if self.assumed:  # what noise is right depends on it
+                doubt = "; if training had a different kl_weight, pass it to diagnose"
+                found = [f._replace(text=f.text + doubt) if f.code == "droprates_lag" else f for f in found]
+            findings += found
         findings += advice.data_findings(objective, rows.num_rows, rows.batch_size, self.stated, rows.assumed)
         findings = advice.with_causes(findings + advice.objective_findings(objective, findings))
         if prediction:

@@ -276,7 +276,7 @@ class Ensemble:
             others = [other for other in all_members if other != m]
             entry = {"kl_weight": self.kl_weight[m], "weight": float(self.weights[m])}
             entry |= {"factor": float(self.stacking.factors[m]), "score": score([m])}
-            members.append(entry | {"gain": whole - score(others) if others else float("nan")})
+            members.append(entry | {"contribution": whole - score(others) if others else float("nan")})
         return Contributions(members, whole, len(y))
 
     # ---- states

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_vsd import metrics
+from pyro_vsd._utils import check_integer
 from pyro_vsd.metrics.base import Classes, has_classes, probabilities
 from pyro_vsd.metrics.out_of_distribution import Score
 from pyro_vsd.metrics.selective import Certainty, Loss
@@ -24,27 +25,36 @@ _MAX_POINTS = 4096
 
 
 def reliability(
-    prediction: Classes | Mapping[str, Classes], y: Array, *, num_bins: int = 15, ax: Axes | None = None
+    prediction: Classes | Mapping[str, Classes],
+    y: Array,
+    *,
+    num_bins: int = 15,
+    min_rows: int = 5,
+    ax: Axes | None = None,
 ) -> Axes:
     """Accuracy against confidence, in bins, with 95 % Wilson intervals; below the diagonal a model is too sure.
 
-    One prediction is drawn as bars with its gaps to the confidence, several as lines.
+    One prediction is drawn as bars with its gaps to the confidence, several as lines. Small numbers at the bottom are
+    the rows of each bin.
 
     :param prediction: one, in any form the metrics take, or several by name, on the same inputs.
     :param y: labels, ``(N,)``.
+    :param min_rows: bins of fewer rows are not drawn, since their accuracy is chance; they count in the ECE.
 
-    >>> ax = reliability(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1]))
+    >>> ax = reliability(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1]), min_rows=1)
     >>> ax.get_xlabel()
     'confidence'
     """
+    check_integer("min_rows", min_rows, 1)
     axes, series = new_axes(ax), named(prediction)
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="_diagonal")
     for index, (name, one) in enumerate(series.items()):
         style, bins = look(index), metrics.reliability_bins(one, y, num_bins)
         middle = (bins.edges[1:] + bins.edges[:-1]) / 2
         low, high = _wilson(bins.accuracy, bins.size)
-        error = array(torch.stack([bins.accuracy - low, high - bins.accuracy]).clamp(min=0)[:, bins.size > 0])
-        at, accuracy, confidence = (array(v[bins.size > 0]) for v in (middle, bins.accuracy, bins.confidence))
+        shown = bins.size >= min_rows
+        error = array(torch.stack([bins.accuracy - low, high - bins.accuracy]).clamp(min=0)[:, shown])
+        at, accuracy, confidence = (array(v[shown]) for v in (middle, bins.accuracy, bins.confidence))
         label = f"{name}, ECE {metrics.ece(one, y, num_bins):.3f}".removeprefix(", ")
         if len(series) == 1:
             width = 1 / num_bins
@@ -55,6 +65,10 @@ def reliability(
         else:
             points: dict[str, Any] = {"marker": style.marker, "markersize": 4, "elinewidth": 0.7}
             axes.errorbar(confidence, accuracy, error, label=label, **style.stroke(1.4), **points)
+        colour = "black" if len(series) == 1 else style.colour
+        for place, size in zip(at, bins.size[shown].long().tolist(), strict=True):
+            height = 0.015 + 0.045 * (len(series) - 1 - index)  # the first series on top, as in the legend
+            axes.text(place, height, _short(size), ha="center", color=colour, fontsize="xx-small")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return finish(axes, "confidence", "accuracy")
 
@@ -138,7 +152,7 @@ def risk_coverage(
     loss: Loss | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Loss of the rows that are kept, against their share; lower is better. Dotted: rejection at random.
+    """Loss of the rows that are kept, against their share; lower is better. Dotted: rows kept at random.
 
     :param prediction: one of classes or of a regression, or several by name, on the same inputs.
     :param y: their targets.
@@ -146,7 +160,7 @@ def risk_coverage(
     :param loss: from prediction and y to one loss for each row; by default the error or the squared error.
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> risk_coverage(probs, torch.tensor([0, 1, 1])).get_lines()[-1].get_label()
+    >>> risk_coverage(probs, torch.tensor([0, 1, 1])).get_lines()[1].get_label()
     'AURC 0.111'
     """
     axes, series = new_axes(ax), named(prediction)
@@ -157,10 +171,16 @@ def risk_coverage(
         # left of its first point the most certain rows are kept or rejected together
         coverage, risk = torch.cat([curve.coverage[:1] * 0, curve.coverage]), torch.cat([curve.risk[:1], curve.risk])
         axes.step(array(coverage), array(risk), where="pre", label=label, **style.stroke())
+    axes.plot([], [], color=GREY, linewidth=0.8, linestyle=":", label="kept at random")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0 if axes.get_ylim()[1] > 0 else None)
     what = "loss" if loss else "error rate" if all(map(has_classes, series.values())) else "squared error"
     return finish(axes, "coverage (share of rows kept)", f"{what} of the rows kept")
+
+
+def _short(count: int) -> str:
+    """A count in at most four signs: 4,500 rows are 4.5k."""
+    return str(count) if count < 1000 else f"{count / 1000:.2g}k" if count < 99_500 else f"{count / 1000:.0f}k"
 
 
 def _scores(prediction: Classes, score: Score) -> Tensor:

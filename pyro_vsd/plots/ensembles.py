@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from pyro_vsd.plots.style import GREY, array, finish, look, new_axes
@@ -14,6 +15,8 @@ __all__ = ["members"]
 def members(ensemble: Any, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
     """Weights of an ensemble's members as bars, and on a second axis their log-density of held-out rows, each alone;
     dotted lines for the mixture as fitted, dashed with equal weights and members as trained.
+
+    A member far below the others is a triangle at the lower edge with its number.
 
     :param ensemble: a :class:`~pyro_vsd.Ensemble`, or a :class:`~pyro_vsd.prediction.Stacking`.
     :param names: of the members; by default their λ, or numbers.
@@ -36,10 +39,18 @@ def members(ensemble: Any, *, names: Sequence[str] | None = None, ax: Axes | Non
     label = "member" if weights is not getattr(ensemble, "kl_weight", None) else "λ of the member"
     finish(axes, label, "weight")
     if stacking.scores is not None:
-        scores, style = axes.twinx(), look(1)
-        scores.plot(places, array(stacking.scores), style.marker, color=style.colour, label="member alone")
+        scores, style, values = axes.twinx(), look(1), array(stacking.scores)
+        top = max(stacking.after, stacking.before, float(values.max()))
+        floor = top - 4 * max(top - float(np.median(values)), 1e-3)
+        near = values >= floor
+        scores.plot(np.flatnonzero(near), values[near], style.marker, color=style.colour, label="member alone")
+        for place in np.flatnonzero(~near):
+            scores.plot(place, floor, "v", color=style.colour, label="_below")
+            scores.annotate(f"{values[place]:.3g}", (place, floor), (6, 0), textcoords="offset points", va="center")
         scores.axhline(stacking.after, color=style.colour, linestyle=":", label="mixture, fitted")
         scores.axhline(stacking.before, color=GREY, linestyle="--", label="mixture, equal")
-        finish(scores, "", "held-out log-density", legend=True)
+        finish(scores, "", "held-out log-density", legend=False)
+        # above the axes: inside there is no place that bars and points leave free
+        scores.legend(frameon=False, fontsize="small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
         scores.spines["right"].set_visible(True)
     return axes

@@ -44,7 +44,9 @@ def noise_covariance(noise: Any, site: str | None = None, *, correlation: bool =
     # cividis rises evenly in lightness, so signs survive greyscale, and it looks the same to colour-blind readers
     image = axes.imshow(array(matrix), cmap="cividis", vmin=-limit, vmax=limit, interpolation="nearest")
     label = "correlation" if correlation else "covariance"
-    axes.figure.colorbar(image, ax=axes, label=label, extend="max" if off_diagonal else "neither")
+    # inside the axes, so that the bar is as tall as the square image and its label belongs to the panel
+    bar = axes.inset_axes((1.04, 0.0, 0.05, 1.0))
+    axes.figure.colorbar(image, cax=bar, label=label, extend="max" if off_diagonal else "neither")
     axes.set(xlabel="noise unit", ylabel="noise unit")
     return axes
 

@@ -113,13 +113,14 @@ def _objective(ax: Axes, report: Any) -> None:
 
 
 def _noise(ax: Axes, report: Any) -> None:
-    gains = {name: site["gain"] for name, site in report.sites.items() if site.get("gain")}
-    if not gains:
+    known = {name: site["better_noise"] for name, site in report.sites.items() if site.get("better_noise")}
+    if not known:
         _nothing(ax, "no weight whose best covariance is known")
         return
-    parts = {"now": "this guide", "rescaled": "its best size", "best_diagonal": "best independent", "best": "best"}
-    for row, gain in enumerate(gains.values()):
-        above = {key: (gain[key] - gain["best"]) / report.objective["num_data"] for key in parts}
+    parts = {"now": "this guide", "rescaled": "this guide, best size"}
+    parts |= {"best_diagonal": "best independent noise", "best": "best noise"}
+    for row, loss in enumerate(known.values()):
+        above = {key: (loss[key] - loss["best"]) / report.objective["num_data"] for key in parts}
         ax.plot([0, max(above.values())], [row, row], color=GREY, linewidth=0.8, label="_range")
         for index, (key, label) in enumerate(parts.items()):
             style = look(index)
@@ -127,9 +128,9 @@ def _noise(ax: Axes, report: Any) -> None:
                 above[key], row, style.marker, color=style.colour, markersize=8 - index,
                 label=label if row == 0 else "_again", markerfacecolor="none" if key == "rescaled" else style.colour,
             )  # fmt: skip
-    ax.set_yticks(range(len(gains)), list(gains), fontsize="small")
-    ax.set_ylim(len(gains) - 0.4, -0.6)
-    finish(ax, "above the best covariance, nats per example", "")
+    ax.set_yticks(range(len(known)), list(known), fontsize="small")
+    ax.set_ylim(len(known) - 0.4, -0.6)
+    finish(ax, "loss above that of the best noise, nats per example", "")
 
 
 def _samples(ax: Axes, report: Any) -> None:

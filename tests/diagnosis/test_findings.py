@@ -22,7 +22,7 @@ from pyro_vsd.diagnosis.measurements import Objective
 
 ROOT = Path(__file__).parents[2]
 VALUES = {"rows": 100, "epistemic_share": 0.2, "samples_needed": 10, "num_samples": 100}
-UNSURE = [{"coverage": 0.7}, {"ece": 0.4}]
+UNSURE = [{"coverage": 0.7}, {"ece": 0.4, "ece_by_chance": 0.05}]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,19 @@ UNSURE = [{"coverage": 0.7}, {"ece": 0.4}]
     ids=["unsure", "on the training data", "few rows", "small"],
 )
 def test_classes_that_are_not_sure_enough(gap, error, held_out, found):
-    """An expected calibration error of 0.1 on 300 rows is below the bar of ``miscalibrated``."""
-    values = {**VALUES, "rows": 300, "ece": 0.1, "overconfidence": gap, "overconfidence_error": error}
+    values = {**VALUES, "ece": 0.06, "ece_by_chance": 0.02, "overconfidence": gap, "overconfidence_error": error}
     findings = prediction_findings(values, held_out)
     assert [finding.code for finding in findings] == ["too_unsure"] * found
     assert all("vsd.calibrate" in finding.text and "vsd.Ensemble" in finding.text for finding in findings)
+
+
+@pytest.mark.parametrize(("gap", "word"), [(-0.1, "underconfident"), (0.1, "overconfident")])
+def test_one_finding_says_that_classes_are_miscalibrated(gap, word):
+    """It says in which direction; ``too_unsure`` would repeat it."""
+    values = {**VALUES, "ece": 0.1, "ece_by_chance": 0.02, "overconfidence": gap, "overconfidence_error": 0.01}
+    (found,) = prediction_findings(values, True)
+    assert found.code == "miscalibrated"
+    assert word in found.text
 
 
 @pytest.mark.parametrize("measured", UNSURE, ids=["coverage", "ece"])
@@ -96,7 +104,7 @@ def test_what_a_small_sample_cannot_show_is_left_out():
 #: A weight without a problem of its own, but with noise that is too small.
 SITE = {"K": 2, "T": 2, "alpha": {"median": 0.1}, "alpha_spread": 1.0, "collapsed": 0.0, "exploded": 0.0}
 SITE |= {"theta_moved": None, "theta_growth": None, "trainable": True}
-SITE |= {"gain": {"now": 30.0, "rescaled": 0.0, "best": 0.0, "found": 1.0, "size": 0.5}}
+SITE |= {"better_noise": {"now": 30.0, "rescaled": 0.0, "best": 0.0, "share_reached": 1.0, "size": 0.5}}
 
 
 def objective(**changes):
@@ -123,6 +131,21 @@ def test_overfitting_rules_out_advice_for_more_of_it():
     (lag,), (usual,) = (site_findings("w", SITE, objective(), overfitted) for overfitted in (True, False))
     assert lag.code == usual.code == "droprates_lag"
     assert usual.text.replace("train longer, or ", "") == lag.text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0.5, "about 2 times too small"), (1e-3, "more than 10 times too small")])
+def test_a_far_factor_is_not_quoted(size, text):
+    (found,) = site_findings("w", SITE | {"better_noise": SITE["better_noise"] | {"size": size}}, objective())
+    assert text in found.text
+
+
+@pytest.mark.parametrize(("T", "advised"), [(0, 2), (1, 2), (2, 8), (8, 16)])
+def test_more_reflections_are_advised_where_correlations_are_worth_it(T, advised):
+    noise = {"now": 6.0, "rescaled": 6.0, "best": 0.0, "share_reached": 0.1, "size": 1.0}
+    (found,) = site_findings("w", SITE | {"T": T, "better_noise": noise}, objective())
+    assert found.code == "covariance_left"
+    assert f"num_reflections={advised} " in found.text
+    assert not site_findings("w", SITE | {"T": T, "better_noise": noise | {"rescaled": 4.0, "now": 4.0}}, objective())
 
 
 @pytest.mark.parametrize(("total", "offered"), [(0.65, False), (3.0, True)])

@@ -201,18 +201,28 @@ def test_predictions_are_measured_on_held_out_rows(healthy):
     assert report.prediction["nll"] == pytest.approx(vsd.metrics.nll(prediction, held_out[1]), rel=0.05)
 
 
-def test_gains_are_ordered(healthy):
+@pytest.mark.parametrize(("options", "assumed"), [({}, True), ({"kl_weight": 1.0}, False)])
+def test_advice_on_the_size_of_noise_says_which_kl_weight_it_assumes(options, assumed):
+    x = torch.randn(60, 3)
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 20, 1])), num_data=60, noise=1.0)
+    report = quick(model, vsd.VSDGuide(model, init_alpha=1e-3), (x, x[:, 0]), **options)
+    texts = [finding.text for finding in report.findings if finding.code == "droprates_lag"]
+    assert texts
+    assert all(("pass it to diagnose" in text) == assumed for text in texts)
+
+
+def test_better_noise_is_ordered(healthy):
     for site in healthy[-1].sites.values():
-        gain = site["gain"]
-        assert gain["best"] <= gain["best_diagonal"]
-        assert gain["best"] <= gain["rescaled"] <= gain["now"]
+        loss = site["better_noise"]
+        assert loss["best"] <= loss["best_diagonal"]
+        assert loss["best"] <= loss["rescaled"] <= loss["now"]
 
 
 def test_strength_of_the_kl_follows_kl_scale():
-    """With ``kl_scale="weight"`` and a weight that is smaller by Q, one layer has the same KL, and the same gain."""
+    """With ``kl_scale="weight"`` and a weight that is smaller by Q, one layer has the same KL and best noise."""
     model, guide, data = untrained(sizes=(5, 3))
     unit, weight = (
-        quick(model, guide, data, elbo=vsd.VSD_ELBO(kl_scale=scale, kl_weight=kl)).sites["net.0.weight"]["gain"]
+        quick(model, guide, data, elbo=vsd.VSD_ELBO(kl_scale=scale, kl_weight=kl)).sites["net.0.weight"]["better_noise"]
         for scale, kl in (("unit", 1.0), ("weight", 1 / 3))
     )
     assert weight == pytest.approx(unit)
@@ -252,7 +262,7 @@ def test_other_likelihoods_have_no_constant():
     assert report.prediction["nll"] > 0
 
 
-def test_weights_that_are_not_used_row_by_row_have_no_gain():
+def test_weights_that_are_not_used_row_by_row_have_no_best_noise():
     def model(x, y=None):
         w = pyro.sample("w", dist.Normal(torch.zeros(5, 6), 1.0).to_event(2))
         v = pyro.sample("v", dist.Normal(torch.zeros(6, 3), 1.0).to_event(2))
@@ -261,9 +271,9 @@ def test_weights_that_are_not_used_row_by_row_have_no_gain():
 
     x, y = classes(200, 0)
     report = quick(model, vsd.VSDGuide(model).setup(x, y), (x, y))
-    assert report.sites["w"]["gain"] is None
-    assert report.sites["v"]["gain"] is not None
-    assert any(text.startswith("the gain of w:") for text in report.left_out)
+    assert report.sites["w"]["better_noise"] is None
+    assert report.sites["v"]["better_noise"] is not None
+    assert any(text.startswith("the best noise of w:") for text in report.left_out)
 
 
 def test_a_model_that_needs_its_targets_has_no_predictions():
@@ -317,7 +327,8 @@ def test_under_confident_classes():
     y = (x.sum(-1) < 0).long()
     report = diagnose(model, guide, (x[:200], y[:200]), (x[200:], y[200:]))
     assert report.prediction["overconfidence"] < -0.1
-    assert "too_unsure" in {finding.code for finding in report.findings}
+    (found,) = [finding for finding in report.findings if finding.code == "miscalibrated"]
+    assert "underconfident" in found.text
 
 
 def test_batches_as_keywords():
@@ -377,7 +388,7 @@ def test_objectives_without_a_best_covariance(options, reason):
     model, guide, data = untrained()
     report = quick(model, guide, data, elbo=vsd.VSD_ELBO(**options))
     assert any(text.endswith(reason) for text in report.left_out)
-    assert "gain" not in report.sites["net.0.weight"]
+    assert "better_noise" not in report.sites["net.0.weight"]
 
 
 # ---- nothing changes

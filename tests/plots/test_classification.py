@@ -36,7 +36,7 @@ def test_reliability_bars_are_accuracies_and_gaps(dtype):
     prediction, y = classes(dtype=dtype)
     ax = plots.reliability(prediction, y, num_bins=10)
     bins = metrics.reliability_bins(prediction, y, 10)
-    kept = bins.size > 0
+    kept = bins.size >= 5
     accuracy_bars, gap_bars = (box for box in ax.containers if not isinstance(box, ErrorbarContainer))
     np.testing.assert_allclose([bar.get_height() for bar in accuracy_bars], bins.accuracy[kept], rtol=1e-6)
     np.testing.assert_allclose([bar.get_x() for bar in accuracy_bars], bins.edges[:-1][kept], atol=1e-6)
@@ -50,7 +50,7 @@ def test_reliability_of_several_is_lines_at_the_mean_confidence():
     ax = plots.reliability({"MAP": one, "VSD": two.probs}, y, num_bins=5)
     for name, prediction, box in zip(["MAP", "VSD"], [one, two], ax.containers, strict=True):
         bins = metrics.reliability_bins(prediction, y, 5)
-        kept = bins.size > 0
+        kept = bins.size >= 5
         x, height = box.lines[0].get_data()
         np.testing.assert_allclose(x, bins.confidence[kept])
         np.testing.assert_allclose(height, bins.accuracy[kept])
@@ -71,6 +71,28 @@ def test_reliability_of_a_perfect_predictor():
     ax = plots.reliability(torch.eye(4)[y], y)
     assert [bar.get_height() for bar in ax.containers[0]] == [1.0]
     assert labels(ax)[0] == "ECE 0.000"
+
+
+@pytest.mark.parametrize(("min_rows", "drawn"), [(1, ["1", "4", "5"]), (5, ["5"])])
+def test_reliability_leaves_out_bins_of_few_rows(min_rows, drawn):
+    """The numbers at the bottom are the rows of the bins that are drawn; the ECE is that of all rows."""
+    confidence = torch.tensor([0.55] + [0.75] * 4 + [0.95] * 5)
+    probs, y = torch.stack([confidence, 1 - confidence], -1), torch.zeros(10).long()
+    ax = plots.reliability({"a": probs}, y, num_bins=10, min_rows=min_rows)
+    assert [text.get_text() for text in ax.texts] == drawn
+    assert labels(ax)[0] == f"a, ECE {metrics.ece(probs, y, 10):.3f}"
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999"), (4500, "4.5k"), (12_345, "12k"), (250_000, "250k")])
+def test_reliability_numbers_are_short(count, text):
+    ax = plots.reliability(torch.tensor([[0.9, 0.1]]).expand(count, 2), torch.zeros(count).long())
+    assert ax.texts[0].get_text() == text
+
+
+@pytest.mark.parametrize("min_rows", [0, 1.5])
+def test_reliability_needs_a_count_of_rows(min_rows):
+    with pytest.raises((TypeError, ValueError), match=r"\bmin_rows\b"):
+        plots.reliability(torch.eye(2), torch.arange(2), min_rows=min_rows)
 
 
 # entropies
@@ -171,7 +193,7 @@ def test_risk_coverage_is_the_curve_of_the_metrics():
 def test_risk_coverage_of_several_shares_the_axes():
     (one, y), (two, _) = classes(), classes()
     ax = plots.risk_coverage({"a": one, "b": two.probs}, y)
-    assert [text.split(",")[0] for text in labels(ax)] == ["a", "b"]
+    assert [text.split(",")[0] for text in labels(ax)] == ["a", "b", "kept at random"]
 
 
 @pytest.mark.parametrize(("loss", "label"), [(None, "squared error"), (lambda p, y: (p.mean - y).abs(), "loss")])

@@ -29,3 +29,12 @@ def test_bars_and_scores():
 def test_bad_input(thing, options, error):
     with pytest.raises(error, match=next(iter(options), "ensemble")):
         plots.members(thing, **options)
+
+
+def test_a_member_far_below_the_others_does_not_stretch_the_axis():
+    scores = torch.tensor([-1.0, -1.1, -0.9, -50.0])
+    stacking = vsd.ensemble.Stacking(torch.full((4,), 0.25), torch.ones(4), 60, scores, -1.0, -0.8, True)
+    ax = vsd.plots.members(stacking)
+    (right,) = [one for one in ax.figure.axes if one is not ax]
+    assert right.get_ylim()[0] > -5
+    assert [text.get_text() for text in right.texts] == ["-50"]

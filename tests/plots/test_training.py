@@ -97,9 +97,9 @@ def test_bars_are_the_terms_of_the_objective(report):
 def test_noise_is_measured_from_the_best(report):
     ax = plots.diagnosis(report)[2]
     drawn = {line.get_label(): line.get_xdata()[0] for line in ax.get_lines() if not line.get_label().startswith("_")}
-    gain = report.sites["net.0.weight"]["gain"]
-    assert drawn["this guide"] == pytest.approx((gain["now"] - gain["best"]) / 60)
-    assert drawn["best"] == 0
+    loss = report.sites["net.0.weight"]["better_noise"]
+    assert drawn["this guide"] == pytest.approx((loss["now"] - loss["best"]) / 60)
+    assert drawn["best noise"] == 0
 
 
 def test_samples_are_those_of_the_report(report):
@@ -111,7 +111,7 @@ def test_a_panel_says_that_it_was_not_measured(report):
     report.prediction = {}
     report.objective["log_likelihood"] = None
     for site in report.sites.values():
-        site["gain"] = None
+        site["better_noise"] = None
     texts = [ax.texts[0].get_text() for ax in plots.diagnosis(report)[1:]]
     assert texts == ["not measured", "no weight whose best covariance is known", "no predictions"]
 

