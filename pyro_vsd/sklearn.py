@@ -279,7 +279,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
         single network, and from 0.03 to 3 in an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
     :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows.
-    :param batch_size: rows in a batch; ``"auto"`` takes a tenth of the rows, and between 8 and 100.
+    :param batch_size: rows in a batch; ``"auto"`` takes a fifth of the rows, and between 8 and 200, or 100 for
+        20,000 rows and more.
     :param num_samples: sampled networks for predictions.
     :param standardize: whether inputs are brought to mean 0 and standard deviation 1; less, if the range is more than
         8 standard deviations.

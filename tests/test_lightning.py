@@ -173,7 +173,8 @@ def test_a_loss_that_is_not_finite_names_the_site(tmp_path):
 
 
 def quiet(**options):
-    return module(guide={"init_alpha": 1e-24}, optimizer=lambda g: torch.optim.SGD(g, lr=1e-4), **options)
+    guide = {"init_alpha": 1e-24, "scale_vectors": False}
+    return module(guide=guide, optimizer=lambda g: torch.optim.SGD(g, lr=1e-4), **options)
 
 
 def test_accumulated_batches_are_one_large_batch_with_one_kl(tmp_path):

@@ -99,6 +99,7 @@ class NoiseSource:
     :ivar examples: numbers of examples that the weight was applied to.
     :ivar sequences: first two sizes of inputs of three or more dimensions.
     :ivar used_dense: whether some operation used the dense draw.
+    :ivar squares: where it is a list, each use adds the mean squares of what the noise multiplies, ``(K,)``.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class NoiseSource:
         self.examples: set[int] = set()
         self.sequences: set[tuple[int, int]] = set()
         self.used_dense = False
+        self.squares: list[Tensor] | None = None
 
     def scratch(self, name: str, shape: Any, like: Tensor) -> Tensor:
         """Memory of the workspace, to be overwritten."""
@@ -446,6 +448,9 @@ def _noise_on(
     """``x`` times the noise along its axis ``channel`` (negative), one vector for each index of axis ``examples``
     counted after the particle dimensions, or one in all where ``examples`` is -1 (an unbatched input). A result that
     is ``used_at_once`` and never seen again may come in the workspace."""
+    if draw.source.squares is not None:
+        square = x.detach().as_subclass(Tensor).double().square().movedim(channel, -1)
+        draw.source.squares.append(square.reshape(-1, groups, draw.num_units).mean((0, 1)))
     marked = isinstance(x, ParticleTensor)
     lead = len(draw.particles) if marked else 0
     n = 1 if examples < 0 else x.shape[lead + examples]

@@ -1,5 +1,6 @@
 """``vsd.Ensemble``: several networks, each from its own start and with its own weight of the KL, stacked."""
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pyro_vsd._utils import check_integer, check_positive, mix_seed, num_rows, take_rows
+from pyro_vsd._utils import check_integer, check_positive, map_tensors, mix_seed, num_rows, take_rows
 from pyro_vsd.ensemble.contributions import Contributions
 from pyro_vsd.ensemble.members import Member, kl_weights, make_members, silence
 from pyro_vsd.ensemble.rows import as_rows, joined, split
@@ -20,6 +21,7 @@ from pyro_vsd.prediction import Prediction, RegressionPrediction, Stacking, mixt
 from pyro_vsd.prediction.stacking import FEWEST_FOR_WEIGHTS, with_factor
 from pyro_vsd.training.checkpoint import check_rng_state, read_archive, to_plain, write_archive
 from pyro_vsd.training.data import Batches, arguments
+from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.fitting import Checkpoint, interrupts
 from pyro_vsd.training.history import History
 from pyro_vsd.training.lengths import auto_batch_size, auto_epochs, auto_rate
@@ -28,6 +30,8 @@ __all__ = ["Ensemble"]
 
 # Samples of each member for stacking, fewer where all would take more than this many numbers.
 _SAMPLES, _FEWEST, _NUMBERS = 100, 10, 2**26
+# Rows that the guides are set up with.
+_FIRST = 100
 
 
 class Ensemble:
@@ -117,12 +121,16 @@ class Ensemble:
         Adam's rate falls to zero along a cosine. Ctrl-C ends training after the current step, saves the checkpoint and
         returns; ``history.stopped`` is then ``"interrupt"``.
 
+        Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
+        arguments. Each trains its share of the members, and all have the whole ensemble at the end.
+
         :param data: ``vsd.datasets.Data`` or a tuple of tensors ``(x, y)``.
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
             as trained. With fewer than 50 held-out rows the weights are equal.
         :param epochs: passes over the data. By default as many as make 3,000 steps, more for more than 1,000 rows.
         :param lr: Adam's rate at the start; by default 0.01, and 0.001 for 20,000 rows and more.
-        :param batch_size: most rows in a batch; by default a tenth of the rows, and between 8 and 100.
+        :param batch_size: most rows in a batch; by default a fifth of the rows, and between 8 and 200, or
+            100 for 20,000 rows and more.
         :param refit: whether to train again on all rows, those of ``validation`` included, with the weights kept.
         :param checkpoint: a path or a :class:`~pyro_vsd.training.Checkpoint`. If the file exists, training continues
             from it, on the CPU bit for bit.
@@ -145,9 +153,12 @@ class Ensemble:
         saved = None
         if checkpoint is not None and checkpoint.resume and os.path.exists(checkpoint.path):
             saved = checkpoint.path
-        with torch.random.fork_rng(devices=_devices(self.members)), interrupts() as pressed:
-            runs = [self._run(part, epochs, lr, batch_size, number) for number, part in enumerate(passes)]
-            fitting = _Fitting(self, runs, held_out, checkpoint, progress, pressed)
+        with torch.random.fork_rng(devices=_devices(self.members)), interrupts() as pressed, Group() as group:
+            if group.size > len(self):
+                raise ValueError(f"members={len(self)} are fewer than the {group.size} processes that share them.")
+            chosen = slice(group.rank, None, group.size)
+            runs = [self._run(part, epochs, lr, batch_size, number, chosen) for number, part in enumerate(passes)]
+            fitting = _Fitting(self, runs, held_out, checkpoint, progress, pressed, group)
             if saved is not None:
                 fitting.resume(saved)
             fitting.train()
@@ -157,9 +168,11 @@ class Ensemble:
         """Parameters of all guides, as they start; those of plain members without noise."""
         if self._start is None:
             device = next((p.device for model, _ in self.members for p in model.parameters()), None)
-            args, kwargs = arguments(take_rows(rows, slice(0, 2)), device)
+            args, kwargs = arguments(take_rows(rows, slice(0, _FIRST)), device)
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                for m, (_, guide) in enumerate(self.members):
+                for m, (model, guide) in enumerate(self.members):
+                    if hasattr(model, "num_data"):
+                        model.num_data = num_rows(rows)
                     torch.manual_seed(mix_seed(self.seed, m))
                     guide.setup(*args, **kwargs)
             for (_, guide), weight in zip(self.members, self.kl_weight, strict=True):
@@ -167,12 +180,15 @@ class Ensemble:
                     silence(guide)
             self._start = states_of(self.members)
 
-    def _run(self, rows: Any, epochs: int | None, lr: float | None, batch_size: int | None, number: int) -> Run:
+    def _run(
+        self, rows: Any, epochs: int | None, lr: float | None, batch_size: int | None, number: int, chosen: slice
+    ) -> Run:
         count = num_rows(rows)
         batches = Batches(rows, batch_size or auto_batch_size(count))
         weights = [0.0 if weight is None else weight for weight in self.kl_weight]
         length = epochs or auto_epochs(count, batches.num_steps() or 1)
-        return Run(self.members, weights, batches, length, lr or auto_rate(count), mix_seed(self.seed, -10 - number))
+        rate, seed = lr or auto_rate(count), mix_seed(self.seed, -10 - number)
+        return Run(self.members, weights, batches, length, rate, seed, chosen)
 
     # ---- prediction
 
@@ -296,14 +312,15 @@ class _Fitting:
         checkpoint: Checkpoint | None,
         progress: bool | None,
         pressed: list[int],
+        group: Group,
     ):
         self.ensemble, self.runs, self.held_out, self.checkpoint = ensemble, runs, held_out, checkpoint
-        self.progress, self.pressed = progress, pressed
+        self.progress, self.pressed, self.group = False if group.rank else progress, pressed, group
         self.number, self.run = 0, runs[0]
         self.resumed = False
         self.settings: dict[str, Any] = {
             "kl_weight": [str(w) if callable(w) else w for w in ensemble.kl_weight],
-            "seed": ensemble.seed, "lr": runs[0].lr,
+            "seed": ensemble.seed, "lr": runs[0].lr, "processes": group.size,
             "runs": [[run.epochs, run.batches.batch_size, run.batches.num_rows] for run in runs],
         }  # fmt: skip
 
@@ -322,7 +339,7 @@ class _Fitting:
                 self.resumed = False
                 finished = self.run.train(self._after_step)
                 self.run.finish()
-                self._record()
+                self._share()
                 if not finished:
                     ensemble.history.stopped = "interrupt"
                     return
@@ -335,13 +352,15 @@ class _Fitting:
         for (model, guide), own in zip(ensemble.members, ensemble._start, strict=True):
             model.load_state_dict(own["model"])
             guide.load_state_dict(own["guide"])
-        torch.manual_seed(self.run.seed)
+        torch.manual_seed(mix_seed(self.run.seed, self.group.rank) if self.group.size > 1 else self.run.seed)
         self.run.start(ensemble.reason if self.number else None)
         if self.run.reason is not None and not self.number:
             self._say(f"the members are trained one after the other: {self.run.reason}.")
         ensemble.reason = self.run.reason
 
     def _say(self, text: str) -> None:
+        if self.group.rank:
+            return
         if self.bar.disable:
             warnings.warn(text, stacklevel=5)
         else:
@@ -349,7 +368,7 @@ class _Fitting:
 
     def _after_step(self) -> bool:
         self.bar.update()
-        stop, every = bool(self.pressed), self.checkpoint
+        stop, every = self.group.any(bool(self.pressed)), self.checkpoint
         if every is not None:
             due = every.every_steps is not None and self.run.step % every.every_steps == 0
             due |= self.run.done == 0 and self.run.epoch % every.every_epochs == 0
@@ -357,7 +376,17 @@ class _Fitting:
                 self._save()
         return stop
 
-    def _record(self) -> None:
+    def _share(self) -> None:
+        """Gives all processes the members and the records of each."""
+        members, size = self.ensemble.members, self.group.size
+        own = _on_cpu(states_of(self.run.members))
+        found = self.group.gather((own, self.run.records))
+        for rank, (states, _) in enumerate(found):
+            for (model, guide), state in zip(members[rank::size], states, strict=True):
+                if rank != self.group.rank:
+                    model.load_state_dict(state["model"])
+                    guide.load_state_dict(state["guide"])
+        self.run.records = [_joined(parts, len(members)) for parts in zip(*(r for _, r in found), strict=True)]
         records = [{**record, "refit": n > 0} for n, run in enumerate(self.runs) for record in run.records]
         self.ensemble.history = History(records)
 
@@ -368,9 +397,9 @@ class _Fitting:
         samples = min(_SAMPLES, max(_FEWEST, _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))))
         found = ensemble.member_predictions(*inputs, num_samples=samples, seed=ensemble.seed, progress=False)
         if self.number:
-            ensemble.stacking = ensemble.stacking.carried_over(found)
+            ensemble.stacking = self.group.same(ensemble.stacking.carried_over(found))
             return
-        ensemble.stacking = stack(found, y)
+        ensemble.stacking = self.group.same(stack(found, y))
         if not ensemble.stacking.fitted and len(ensemble) > 1:
             self._say(f"{len(y)} held-out rows are too few to fit weights ({FEWEST_FOR_WEIGHTS}): all are equal.")
 
@@ -380,10 +409,11 @@ class _Fitting:
         assert self.checkpoint is not None
         earlier = [run.records for run in self.runs[: self.number]]
         content = {
-            "settings": self.settings, "number": self.number, "run": self.run.state(), "earlier": earlier,
-            "stacking": asdict(self.ensemble.stacking), "start": self.ensemble._start,
+            "settings": self.settings, "number": self.number, "runs": self.group.gather(_on_cpu(self.run.state())),
+            "earlier": earlier, "stacking": asdict(self.ensemble.stacking), "start": self.ensemble._start,
         }  # fmt: skip
-        write_archive(self.checkpoint.path, {"ensemble": to_plain(content, "ensemble")})
+        if self.group.rank == 0:
+            write_archive(self.checkpoint.path, {"ensemble": to_plain(content, "ensemble")})
 
     def resume(self, path: Any) -> None:
         name, content = os.fspath(path), read_archive(path)
@@ -391,7 +421,8 @@ class _Fitting:
         try:
             state = content["ensemble"]
             found = state["settings"]
-            check_rng_state(state["run"]["rng"])
+            for run in state["runs"]:
+                check_rng_state(run["rng"])
             stacking = Stacking(**state["stacking"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"checkpoint: {name!r} was not written by Ensemble.fit. {advice}") from error
@@ -405,8 +436,18 @@ class _Fitting:
         for model, _ in self.ensemble.members:
             if hasattr(model, "num_data"):
                 model.num_data = self.run.batches.num_rows
-        self.run.load(state["run"])
+        self.run.load(state["runs"][self.group.rank])
         self.ensemble.reason, self.resumed = self.run.reason, True
+
+
+def _on_cpu(state: Any) -> Any:
+    return map_tensors(lambda tensor: tensor.detach().cpu(), state)
+
+
+def _joined(parts: Sequence[dict[str, Any]], members: int) -> dict[str, Any]:
+    """The record of an epoch from those of the processes."""
+    losses = [parts[m % len(parts)]["losses"][m // len(parts)] for m in range(members)]
+    return {**parts[0], "loss": math.fsum(losses) / members, "losses": losses}
 
 
 def _devices(members: list[Member]) -> list[int]:

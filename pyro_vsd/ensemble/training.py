@@ -10,10 +10,7 @@ from torch import Tensor
 from pyro_vsd._utils import map_tensors
 from pyro_vsd.ensemble.members import Member
 from pyro_vsd.infer import VSD_ELBO
-from pyro_vsd.training.checkpoint import (
-    get_rng_state,
-    set_rng_state,
-)
+from pyro_vsd.training.checkpoint import get_rng_state, set_rng_state
 from pyro_vsd.training.compiling import CompiledLoss
 from pyro_vsd.training.data import Batches, arguments
 from pyro_vsd.training.joint import JointLoss, NotJointError
@@ -30,25 +27,34 @@ def states_of(members: Sequence[Member]) -> list[dict[str, Any]]:
 
 
 class Run:
-    """One training run of all members on some rows.
+    """One training run on some rows, of all members or of those that this process trains.
 
     :param weights: λ of each member; 0 for a plain one.
+    :param chosen: which of the members.
     :ivar epoch: epochs done; ``done``: steps of the current epoch.
     :ivar records: for each epoch its number, the members' mean losses and the rate.
     """
 
     def __init__(
-        self, members: Sequence[Member], weights: Sequence[Any], batches: Batches, epochs: int, lr: float, seed: int
+        self,
+        members: Sequence[Member],
+        weights: Sequence[Any],
+        batches: Batches,
+        epochs: int,
+        lr: float,
+        seed: int,
+        chosen: slice,
     ):
-        self.members, self.batches, self.epochs, self.lr, self.seed = members, batches, epochs, lr, seed
+        self.batches, self.epochs, self.lr, self.seed = batches, epochs, lr, seed
+        self.members, self.numbers = members[chosen], range(len(members))[chosen]
         self.steps = epochs * (batches.num_steps() or 1)
         self.losses: list[Any] = []
-        for (model, guide), weight in zip(members, weights, strict=True):
+        for (model, guide), weight in zip(self.members, weights[chosen], strict=True):
             model.train()
             elbo = VSD_ELBO(kl_weight=weight)
             elbo.auto_step = False
             self.losses.append(elbo(model, guide))
-        self.device = next(members[0][1].parameters()).device
+        self.device = next(self.members[0][1].parameters()).device
         self.epoch = self.done = 0
         self.records: list[dict[str, Any]] = []
         self._sum: Any = 0.0
@@ -116,10 +122,10 @@ class Run:
             loss.elbo.step = self.step
         losses = self._take(args, kwargs)
         if not bool(losses.isfinite().all()):  # before the parameters are touched
-            member = int((~losses.isfinite()).nonzero()[0])
+            first = int((~losses.isfinite()).nonzero()[0])
             raise ValueError(
-                f"the loss of member {member} is {float(losses[member])} after {self.step} steps. Lower lr or look at "
-                "the data for NaN and infinities."
+                f"the loss of member {self.numbers[first]} is {float(losses[first])} after {self.step} steps. Lower lr "
+                "or look at the data for NaN and infinities."
             )
         self.optimizer.step()
         self._sum = self._sum + losses.detach().double()

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyro
@@ -24,7 +25,7 @@ from pyro_vsd._utils import (
     gauss_hermite,
 )
 from pyro_vsd.distributions import HouseholderNormal, StructuredDropout
-from pyro_vsd.distributions.lazy_weight import NoiseSource
+from pyro_vsd.distributions.lazy_weight import LazyWeight, NoiseSource
 from pyro_vsd.infer.mean_field import mean_field_posterior, mean_field_transform, support_from_plain
 from pyro_vsd.infer.parameters import as_parameter, asked_by_optimizer, check_gathered, holder_of, set_parameter
 from pyro_vsd.infer.sites import Entry, Site, listed_entries, make_sites, traced_entries, tracing_model
@@ -63,12 +64,16 @@ class VSDGuide(AutoGuide):
     ``infer={"vsd": {"noise_dim": -1, "init": tensor}}``.
 
     :param model: a Pyro model.
-    :param num_reflections: the number T of reflections. Each costs :math:`O(K)` per example.
+    :param num_reflections: the number T of reflections. Each costs :math:`O(K)` per example. Or a dict of T by the
+        weight's name or a pattern such as ``"net.0.*"``, the first that fits; 2 where none does.
     :param vectors: ``"free"`` parameters, or the paper's networks ``"fc"`` and ``"low_rank"``.
     :param rank: hidden units of the low-rank networks.
     :param init_alpha: the geometric mean of the noise variances at the start.
     :param init_alpha_spread: standard deviation of ``log α`` at the start. Where all α are equal the reflections have
         no effect and no gradient.
+    :param scale_vectors: whether the first batch, or the data of :meth:`setup`, scales the entries of free vectors,
+        each by the root mean square of what its unit's noise multiplies. A unit that is always zero can then take any
+        noise, since no reflection ties it to others; an input that lights it is recognised by the noise it meets.
     :param init_vector_scale: standard deviation of the vectors' entries at the start. Only directions matter, so a
         scale ``c`` times smaller turns them ``c`` times faster under Adam.
     :param init_loc_fn: a function of a site for its start, as for Pyro's autoguides. By default weights start at the
@@ -96,11 +101,12 @@ class VSDGuide(AutoGuide):
         self,
         model: Callable[..., Any],
         *,
-        num_reflections: int = 2,
+        num_reflections: int | Mapping[str, int] = 2,
         vectors: str = "free",
         rank: int | None = None,
         init_alpha: float = 0.2,
         init_alpha_spread: float = 0.5,
+        scale_vectors: bool = True,
         init_vector_scale: float = 1.0,
         init_loc_fn: Callable[..., Any] | None = None,
         init_scale: float = 0.1,
@@ -116,7 +122,8 @@ class VSDGuide(AutoGuide):
                 f"model must have an observed site, and a {type(model).__name__} has none. Wrap the network in "
                 "vsd.nn.Classifier(net, num_data) or vsd.nn.Regressor(net, num_data), after vsd.nn.bayesianize."
             )
-        check_integer("num_reflections", num_reflections, 0)
+        for T in num_reflections.values() if isinstance(num_reflections, Mapping) else (num_reflections,):
+            check_integer("num_reflections", T, 0)
         check_choice("vectors", vectors, VECTORS)
         if vectors == "low_rank":
             check_integer("rank", rank, 1)
@@ -132,7 +139,7 @@ class VSDGuide(AutoGuide):
         if noise_dim is not None and not isinstance(noise_dim, Mapping):
             raise ValueError(f"noise_dim must be a dict {{site: axis}}, not {noise_dim!r}.")
         super().__init__(model, create_plates=create_plates)
-        self.num_reflections = num_reflections
+        self.num_reflections = dict(num_reflections) if isinstance(num_reflections, Mapping) else num_reflections
         self.vector_kind = vectors
         self.rank = rank
         self.init_alpha, self.init_alpha_spread = init_alpha, init_alpha_spread
@@ -143,16 +150,41 @@ class VSDGuide(AutoGuide):
         self.sites: dict[str, Site] = {}
         self.supports: dict[str, constraints.Constraint] = {}
         self.calibration: Calibration | None = None
+        self._unscaled = scale_vectors and vectors == "free"
         if hasattr(model, "latent_sites"):
             self._build(listed_entries(model.latent_sites(), self.init_loc_fn))
 
     # ---- parameters
 
     def setup(self, *args: Any, **kwargs: Any) -> "VSDGuide":
-        """Makes the parameters from one call of the model with these arguments; nothing where they exist already."""
+        """Makes the parameters from one call of the model with these arguments, where there are none, and scales the
+        vectors by these inputs, where no others have (``scale_vectors``)."""
         if not self.sites:
             self._setup_prototype(*args, **kwargs)
+        if self._unscaled:
+            self._scale_vectors(args, kwargs)
         return self
+
+    @property
+    def needs_setup(self) -> bool:
+        """Whether :meth:`setup` has something to do. The first call with gradients does it otherwise."""
+        return not self.sites or self._unscaled
+
+    @torch.no_grad()
+    def _scale_vectors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._unscaled = False
+        with torch.random.fork_rng(devices=[]), poutine.block(), evaluation_mode(self.model):
+            trace = poutine.trace(self).get_trace(*args, **kwargs)
+            values = {name: site.get("value") for name, site in trace.nodes.items()}
+            draws = {name: value.draw for name, value in values.items() if isinstance(value, LazyWeight)}
+            for draw in draws.values():
+                draw.source.squares = []
+            poutine.replay(self.model, trace=trace)(*args, **kwargs)
+        for name, draw in draws.items():
+            if draw.source.squares:
+                scale = torch.stack(draw.source.squares).mean(0).sqrt()
+                vectors = self._get("vectors", name)
+                vectors.mul_((scale / scale.square().mean().sqrt()).nan_to_num(1.0).to(vectors.dtype))
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with tracing_model(self, self.init_loc_fn) as notes:
@@ -176,16 +208,17 @@ class VSDGuide(AutoGuide):
             for role, key in site.parameter_roles
         }
         self._unplated = [role for site in sites.values() if not site.frames for role in site.parameter_roles]
-        self._buckets: dict[int, list[str]] = {}
+        self._buckets: dict[tuple[int, int], list[str]] = {}
         for name, site in sites.items():
             if site.kind == "weight" and not site.batch_shape and not site.frames:
-                self._buckets.setdefault(_bucket(site.event_shape[site.noise_dim]), []).append(name)
+                key = (_bucket(site.event_shape[site.noise_dim]), self._reflections(name))
+                self._buckets.setdefault(key, []).append(name)
 
     def _make_parameters(self, site: Site, value: Tensor) -> None:
         """Parameters of one site, starting at ``value`` (``batch_shape + event_shape``)."""
         name = site.name
         if site.kind == "weight":
-            K, T = site.event_shape[site.noise_dim], self.num_reflections
+            K, T = site.event_shape[site.noise_dim], self._reflections(name)
             shape = (*site.batch_shape, K)
             normal = torch.randn(shape, dtype=value.dtype, device=value.device)
             vectors = make_vectors(self.vector_kind, site.batch_shape, T, K, self.rank, self.init_vector_scale, value)
@@ -203,6 +236,12 @@ class VSDGuide(AutoGuide):
         for (role, key), start in zip(site.parameter_roles, (loc, scale), strict=True):
             # A number is kept as a row of one: torch's fully_shard cannot split a tensor without dimensions.
             set_parameter(self, f"{role}.{key}", as_parameter(start.reshape(1) if site.is_number else start))
+
+    def _reflections(self, site: str) -> int:
+        if isinstance(self.num_reflections, int):
+            return self.num_reflections
+        fitting = (T for pattern, T in self.num_reflections.items() if fnmatchcase(site, pattern))
+        return next(fitting, 2)
 
     def _get(self, role: str, site: str) -> Tensor:
         """A parameter; reflection vectors from a network are computed."""
@@ -267,8 +306,9 @@ class VSDGuide(AutoGuide):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draws every site; ``{site: draw}``."""
-        if not self.sites:
-            self._setup_prototype(*args, **kwargs)
+        if not self.sites or (self._unscaled and torch.is_grad_enabled() and (args or kwargs)):
+            self._unscaled &= not _shared()
+            self.setup(*args, **kwargs)
         if hasattr(type(self), "reshard"):  # the draws would refer to memory that has been freed
             raise ValueError(
                 "guide is sharded by itself, so its parameters are gone before the model uses its draws. Shard the "
@@ -542,6 +582,7 @@ class VSDGuide(AutoGuide):
                 "model's arguments before loading."
             )
         self.example_dim = state["example_dim"]
+        self._unscaled = False
         calibration = state.get("calibration")
         self.calibration = None if calibration is None else Calibration(**calibration)
         layout = (state["num_reflections"], state["vectors"], state["rank"])
@@ -577,6 +618,13 @@ class VSDGuide(AutoGuide):
         new._model = (memo.get(id(self.model), self.model),)
         new.init_loc_fn = self.init_loc_fn
         return new
+
+
+def _shared() -> bool:
+    """Whether other processes train the same parameters, or a tracer looks on: both need :meth:`VSDGuide.setup`."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return True
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _bucket(K: int) -> int:

@@ -299,6 +299,8 @@ class CompiledLoss:
 
     def _why_not(self, key: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> str | None:
         """Why batches of a new kind are not compiled."""
+        if getattr(self.loss.guide, "needs_setup", False):  # which is no part of a program
+            self.loss.guide.setup(*args, **kwargs)
         if self.steps is not None:
             rows = _rows(tensors)
             if rows not in self.choices and self.steps(rows) <= _CAPTURE_STEPS:

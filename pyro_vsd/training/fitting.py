@@ -229,11 +229,15 @@ def fit(
         if isinstance(model, nn.Module):
             model.train()
             keep_frozen(model)
-        if isinstance(guide, nn.Module) and not any(True for _ in guide.named_parameters()):
-            for (first,) in islice(batches.steps(0, order_seed), 1):  # which makes the guide's parameters
-                args, kwargs = arguments(first, None, model, target)
-                with torch.no_grad():
+        def set_up() -> None:
+            with torch.no_grad(), batches.generators_kept():
+                device = next((p.device for p in guide.parameters()), None)
+                for (first,) in islice(batches.steps(0, order_seed), 1):
+                    args, kwargs = arguments(group.same(first), device, model, target)
                     getattr(guide, "setup", guide)(*args, **kwargs)
+
+        if isinstance(guide, nn.Module) and not any(True for _ in guide.named_parameters()):
+            set_up()
         steps = batches.num_steps(accumulate, group.size)
         if epochs is None and steps is None:
             raise ValueError("epochs must be given for data of unknown length.")
@@ -252,6 +256,8 @@ def fit(
         )  # fmt: skip
         if checkpoint is not None and checkpoint.resume and group.same(os.path.exists(checkpoint.path)):
             run.resume(seed)
+        if getattr(guide, "needs_setup", False):  # a resumed one has been
+            set_up()
         with interrupts() as pressed:
             return run.train(pressed, progress)
 

@@ -8,24 +8,25 @@ __all__ = ["auto_batch_size", "auto_epochs", "auto_rate", "cosine"]
 _RATES, _MANY = (1e-2, 1e-3), 20_000
 # Steps for up to _ROWS rows; more rows get more steps, by the square root of their number.
 _STEPS, _ROWS = 3000, 1000
-# Rows in a batch: a tenth of the rows, so that small data has noisy steps too, and no more than this.
-_LEAST, _MOST = 8, 100
+# Rows in a batch: a fifth of the rows, so that small data has noisy steps too, and no more than this; with many rows no
+# more than the second.
+_LEAST, _MOST = 8, (200, 100)
 
 
 def auto_batch_size(rows: int) -> int:
     """Most rows in a batch.
 
-    >>> auto_batch_size(50), auto_batch_size(455), auto_batch_size(60_000)
-    (8, 45, 100)
+    >>> auto_batch_size(40), auto_batch_size(455), auto_batch_size(5_000), auto_batch_size(60_000)
+    (8, 91, 200, 100)
     """
-    return min(_MOST, max(_LEAST, rows // 10))
+    return min(_MOST[rows >= _MANY], max(_LEAST, rows // 5))
 
 
 def auto_epochs(rows: int, steps_per_epoch: int) -> int:
     """Passes over the rows that make 3,000 steps; beyond 1,000 rows more, by the square root of their number.
 
-    >>> auto_epochs(455, 11), auto_epochs(60_000, 600)
-    (273, 39)
+    >>> auto_epochs(455, 5), auto_epochs(60_000, 600)
+    (600, 39)
     """
     steps = _STEPS * math.sqrt(max(rows / _ROWS, 1.0))
     return math.ceil(steps / steps_per_epoch)

@@ -185,6 +185,12 @@ CASES = {
     "over_rows": OverRows,
     "attention": lambda: vsd.nn.Regressor(vsd.nn.bayesianize(Attends()), num_data=12),
 }
+
+
+def targets(model, rows):
+    return torch.zeros(rows, dtype=torch.long if isinstance(model, vsd.nn.Classifier) else None)
+
+
 every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 
 
@@ -194,7 +200,7 @@ every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("coherent", [False, True])
 def test_batches_do_not_change_the_result(make, batch_size, coherent):
     model, (x, _) = make(), models.data(11)
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(11))
+    guide = vsd.VSDGuide(model).setup(x, targets(model, 11))
     kwargs = {"num_samples": 6, "seed": 3, "coherent": coherent}
     whole = vsd.predict(model, guide, x, **kwargs)
     cut = vsd.predict(model, guide, x, batch_size=batch_size, **kwargs)
@@ -206,7 +212,7 @@ def test_batches_do_not_change_the_result(make, batch_size, coherent):
 @every_case
 def test_a_seed_makes_it_reproducible_and_touches_nothing(make):
     model, (x, _) = make(), models.data()
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12))
+    guide = vsd.VSDGuide(model).setup(x, targets(model, 12))
     state = torch.get_rng_state()
     first = vsd.predict(model, guide, x, num_samples=4, seed=1).samples
     assert torch.equal(torch.get_rng_state(), state)
@@ -240,7 +246,7 @@ def test_coherent_samples_are_functions(make):
     """Equal rows get equal predictions within a sample, and different ones between samples."""
     model = make()
     x = torch.ones(4, 3)
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(4))
+    guide = vsd.VSDGuide(model).setup(x, targets(model, 4))
     samples = vsd.predict(model, guide, x, num_samples=5, seed=0, coherent=True).samples
     assert_close(samples, samples[:, :1].expand_as(samples))
     assert float(samples[:, 0].std(0).max()) > 0
@@ -309,7 +315,7 @@ every_shared = pytest.mark.parametrize(("make", "options"), SHARED.values(), ids
 @every_shared
 def test_a_row_does_not_depend_on_the_other_rows(make, options, monkeypatch):
     model, (x, _) = make(), models.data(11)
-    guide = vsd.VSDGuide(model, **options).setup(x, torch.zeros(11))
+    guide = vsd.VSDGuide(model, **options).setup(x, targets(model, 11))
     whole = vsd.predict(model, guide, x, num_samples=7, seed=3).samples
     for rows in ([4], [9, 0, 9]):
         assert_close(vsd.predict(model, guide, x[rows], num_samples=7, seed=3).samples, whole[:, rows])
@@ -328,7 +334,7 @@ def test_a_row_does_not_depend_on_the_other_rows(make, options, monkeypatch):
 )
 def test_moments_agree_with_noise_per_row(make, options):
     model, (x, _) = make(), models.data(2)
-    guide = vsd.VSDGuide(model, **options).setup(x, torch.zeros(2))
+    guide = vsd.VSDGuide(model, **options).setup(x, targets(model, 2))
     S = 600
     one, each = (
         vsd.predict(model, guide, x, num_samples=S, seed=0, coherent=coherent).samples for coherent in (True, False)
@@ -365,7 +371,7 @@ def plans_made(monkeypatch):
 @pytest.mark.parametrize("make", [models.regressor, models.HandWritten, lambda: models.one_weight])
 def test_a_plan_is_made_once(make, monkeypatch):
     made, model, (x, _) = plans_made(monkeypatch), make(), models.data()
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12))
+    guide = vsd.VSDGuide(model).setup(x, targets(model, 12))
     first = vsd.predict(model, guide, x, num_samples=3, seed=0).samples
     assert torch.equal(vsd.predict(model, guide, x, num_samples=3, seed=0).samples, first)
     vsd.predict(model, guide, x[:1], num_samples=5)
@@ -596,7 +602,7 @@ def test_a_small_spread_around_a_large_mean_survives_float32():
                          ids=["regression", "classification", "other"])  # fmt: skip
 def test_without_samples(make):
     model, (x, _) = make(), models.data()
-    guide = vsd.VSDGuide(model).setup(x, torch.zeros(12))
+    guide = vsd.VSDGuide(model).setup(x, targets(model, 12))
     kept = vsd.predict(model, guide, x, num_samples=7, seed=0)
     lean = vsd.predict(model, guide, x, num_samples=7, seed=0, keep_samples=False)
     assert kept.samples.shape[:2] == (7, 12)

@@ -244,7 +244,7 @@ def test_training_rows_are_no_validation(classes):
 def test_drawn_labels_give_the_same_curvature_on_average(classes, num_labels):
     net, train, _ = classes
     model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=200)
-    guide = vsd.VSDGuide(model, init_alpha=1e-12, init_alpha_spread=0.0)
+    guide = vsd.VSDGuide(model, init_alpha=1e-12, init_alpha_spread=0.0, scale_vectors=False)
     exact = curvature_or_reason(model, guide, train, {}, 512)[0]["net.2.weight"]
     draws = [
         curvature_or_reason(model, guide, train, {}, 4, num_labels=num_labels, wide=True)[0]["net.2.weight"]

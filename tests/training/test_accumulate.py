@@ -24,7 +24,7 @@ SOURCES = {"data": lambda size: cases.data(), "loader": loader}
 def run(alpha=0.2, source="data", size=4, make=cases.regressor, **options):
     torch.manual_seed(4)
     model = make()
-    guide = vsd.VSDGuide(model, init_alpha=alpha)
+    guide = vsd.VSDGuide(model, init_alpha=alpha, scale_vectors=False)
     elbo = options.pop("elbo", None) or vsd.VSD_ELBO(kl_weight=vsd.infer.linear_warmup(5))
     options = {"seed": 0, "epochs": 3, "batch_size": size, "elbo": elbo, **options}
     history = fit(model, guide, SOURCES[source](size), **options)
