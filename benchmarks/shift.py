@@ -9,10 +9,11 @@
 What is stored is not run again: delete the files of a method to measure it anew. The rows of Laplace approximations
 need ``pip install laplace-torch==0.3`` and are left out without it.
 
-All methods have the same network, the same number of steps and the same rule for the rate: Adam, from the rate of
-``vsd.fit`` down to zero along a cosine. Whatever is chosen (weight decay, dropout's p, temperatures, strengths) is
-chosen on 15 % of the training rows, and the network is then trained on all of them; ``from_trained`` alone keeps the
-network that has not seen these rows, which the row "plain, 85 % of the rows" shows without noise.
+All methods have the same network, the same batches of 100 rows, the same number of steps and the same rule for the
+rate: Adam, from the rate of ``vsd.fit`` down to zero along a cosine. Other options of VSD are its defaults. Whatever is
+chosen (weight decay, dropout's p, temperatures, precisions, strengths) is chosen on 15 % of the training rows, and the
+network is then trained on all of them; ``from_trained`` alone keeps the network that has not seen these rows, which the
+row "plain, 85 % of the rows" shows without noise.
 """
 
 import argparse
@@ -38,6 +39,7 @@ import pyro_vsd as vsd
 RESULTS = Path(__file__).parent / "results" / "shift"
 SAMPLES = 100
 HELD_OUT = 0.15
+BATCH = 100
 DECAYS = (0.0, 3e-4, 1e-3)
 DROPOUT = (0.1, 0.2, 0.4)
 PRECISIONS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
@@ -136,11 +138,11 @@ def network(sizes: tuple[int, ...], p: float = 0.0) -> nn.Sequential:
 def train_plain(net: nn.Module, rows: Rows, epochs: int, rate: float, decay: float, seed: int) -> nn.Module:
     """Cross entropy, Adam, a cosine: the loop that all methods without VSD share."""
     optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=decay, fused=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(len(rows) / 100))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(len(rows) / BATCH))
     torch.manual_seed(seed)
     net.train()
     for _ in range(epochs):
-        for x, y in rows.batches(100):
+        for x, y in rows.batches(BATCH):
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
@@ -268,7 +270,7 @@ def structured_dropout(**options: Any) -> Method:
         torch.manual_seed(split.seed)
         model = vsd.nn.Classifier(vsd.nn.bayesianize(network(split.task.sizes)), num_data=len(split.train))
         guide = vsd.VSDGuide(model, **options)
-        vsd.fit(model, guide, split.train, epochs=split.epochs, seed=split.seed, progress=False)
+        vsd.fit(model, guide, split.train, epochs=split.epochs, batch_size=BATCH, seed=split.seed, progress=False)
         return lambda x: vsd.predict(model, guide, x, num_samples=SAMPLES, seed=0), {}
 
     return method
@@ -282,7 +284,8 @@ def from_trained(split: Split) -> tuple[Predict, dict[str, Any]]:
 
 def vsd_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
     model = vsd.nn.Classifier(vsd.nn.bayesianize(network(split.task.sizes)), num_data=len(split.train))
-    ensemble = vsd.Ensemble(model, seed=split.seed).fit(split.train, epochs=split.epochs, progress=False)
+    ensemble = vsd.Ensemble(model, seed=split.seed)
+    ensemble.fit(split.train, epochs=split.epochs, batch_size=BATCH, progress=False)
     chosen = {"weights": ensemble.weights.tolist(), "temperatures": ensemble.stacking.factors.tolist()}
     return lambda x: ensemble.predict(x, num_samples=SAMPLES, seed=0), chosen
 
@@ -384,10 +387,10 @@ def cost(task: Task, rounds: int = 7) -> dict[str, dict[str, float]]:
 
     def ours(epochs: int, **options: Any) -> None:
         own = vsd.nn.Classifier(vsd.nn.bayesianize(network(task.sizes)), num_data=len(split.train))
-        vsd.fit(own, vsd.VSDGuide(own, **options), split.train, epochs=epochs, progress=False)
+        vsd.fit(own, vsd.VSDGuide(own, **options), split.train, epochs=epochs, batch_size=BATCH, progress=False)
 
     def stacked(epochs: int) -> None:
-        vsd.Ensemble(model).fit(split.train, epochs=epochs, progress=False)
+        vsd.Ensemble(model).fit(split.train, epochs=epochs, batch_size=BATCH, progress=False)
 
     runs: dict[str, Callable[[int], None]] = {
         "plain": plain,

@@ -18,6 +18,7 @@ import pyro_vsd as vsd
 
 SIZES = [64, 100, 100, 10]
 NOISE = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+PRINTED = (0.0, 0.2, 0.4)
 SHOWN = 0.3  # the noise of the reliability diagram
 COLOURS = {"plain": "#999999", "weight decay": "#E69F00", "VSD": "#0072B2"}
 Predict = Callable[[torch.Tensor], vsd.ClassificationPrediction]
@@ -57,6 +58,8 @@ def print_table(scores: dict[str, dict[str, torch.Tensor]], seconds: dict[str, t
     """The mean over seeds of each metric; the best one of a row has a star."""
     print(f"\n{'':34}" + "".join(f"{name:>14}" for name in scores))
     for row in next(iter(scores.values())):
+        if row.startswith(("NLL", "ECE", "error")) and float(row.split()[-1]) not in PRINTED:
+            continue
         means = [float(of[row].mean()) for of in scores.values()]
         best = max(means) if row.startswith("AUROC") else min(means)
         print(f"{row:34}" + "".join(f"{value:13.3f}{'*' if value == best else ' '}" for value in means))
@@ -72,6 +75,7 @@ def draw(path: str, scores: dict[str, dict[str, torch.Tensor]], pooled: dict[str
             ax.plot(NOISE, values.mean(1), "o-", color=colour, markersize=4, label=name)
             ax.fill_between(NOISE, values.amin(1), values.amax(1), color=colour, alpha=0.2, linewidth=0)
             ax.set(xlabel="pixel noise", ylabel=metric)
+            ax.set_yscale("log")
         bins = pooled[name]
         enough = bins.size >= 5  # a share of fewer images says nothing
         axes[2].plot(bins.confidence[enough], bins.accuracy[enough], "o-", color=colour, markersize=4)
@@ -124,7 +128,7 @@ def main() -> None:
             found = {kind: predict(x) for kind, x in shifted_images(test.x).items()}
             row = {f"NLL, pixel noise {s}": vsd.metrics.nll(found[s], test.y) for s in NOISE}
             row |= {f"ECE, pixel noise {s}": vsd.metrics.ece(found[s], test.y) for s in NOISE}
-            row |= {f"error rate, pixel noise {s}": vsd.metrics.error_rate(found[s], test.y) for s in (0.0, SHOWN)}
+            row |= {f"error rate, pixel noise {s}": vsd.metrics.error_rate(found[s], test.y) for s in NOISE}
             for kind in ("rotated by 90°", "shuffled pixels"):
                 row[f"AUROC, {kind}"] = vsd.metrics.ood(found[0.0], found[kind], "entropy")["auroc"]
             rows[name].append(row)
