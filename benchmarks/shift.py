@@ -374,13 +374,13 @@ def run(task: str, methods: list[str], seeds: int, folder: str | None) -> None:
 # ---- cost
 
 
-def cost(task: Task, rounds: int = 7) -> dict[str, dict[str, float]]:
+def cost(task: Task, rounds: int = 5) -> dict[str, dict[str, float]]:
     """A training step, and a prediction of all test rows, in multiples of the plain network's: medians over rounds in
     which the methods take turns. A step is what a longer run costs more than a shorter one, so capturing and other
     set-up are not in it. VSD's ensemble trains twice, which is in it: two steps for each batch."""
     split = Split(task, 0, None)
     model = vsd.nn.Classifier(vsd.nn.bayesianize(network(task.sizes)), num_data=len(split.train))
-    short, long = 40, 120
+    short, long = 40, 100
 
     def plain(epochs: int, p: float = 0.0) -> None:
         train_plain(network(task.sizes, p), split.train, epochs, task.rate, 3e-4, 0)
