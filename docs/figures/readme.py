@@ -66,7 +66,7 @@ def main() -> None:
     axes[3].axhline(0.5, color="#666666", linewidth=1, linestyle=":")
     axes[3].set_xticks(range(2), list(OUTSIDE.values()))
     axes[3].set(ylim=(0, 1))
-    axes[3].set_title("Detection of images of another kind\n(AUROC, higher is better)")
+    axes[3].set_title("Detecting other images\n(AUROC, higher is better)")
     for ax in axes[2:]:
         ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(HERE / "readme.png", dpi=100)
