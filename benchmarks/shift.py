@@ -515,6 +515,10 @@ def interval(values: list[float], form: str) -> str:
     return f"**{cell}**" if abs(mean) > half else cell
 
 
+def times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
 def rows_of(columns: list[Column], results: dict[str, dict[int, dict[str, Any]]]) -> dict[str, list[str]]:
     return {
         method: [
@@ -566,7 +570,7 @@ def table() -> str:
         for method, cells in rows.items():
             cells.append(number[method])
             if price:
-                cells += [f"{price[method][key]:.1f}" if method in price else "" for key in ("step", "prediction")]
+                cells += [times(price[method][key]) if method in price else "" for key in ("step", "prediction")]
         titles = [title for title, _, _ in CLEAN] + ["equivalent"] + (["step", "prediction"] if price else [])
         parts += [markdown("", titles, rows), f"**{task.title}: shifted and out-of-distribution images**"]
         columns = [*shifted(name), *detected(name)]
@@ -597,7 +601,7 @@ def readme_table() -> str:
         own = list(results[method].values())
         cells = [f"{statistics.fmean(read(found) for found in own):{form}}" for _, read, form in columns]  # type: ignore
         price_of = price[method if method in price else "plain"]
-        rows[name] = cells + [f"{price_of[key]:.3g}" for key in ("step", "prediction")]
+        rows[name] = cells + [times(price_of[key]) for key in ("step", "prediction")]
     titles = ["NLL", "ECE", "NLL, noisy", "ECE, noisy", "AUROC, shuffled", "AUROC, rotated", "step", "prediction"]
     return markdown("", titles, rows)
 
