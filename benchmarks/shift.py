@@ -505,7 +505,7 @@ def interval(values: list[float], form: str) -> str:
     """Mean of paired differences with half the width of Student's 95 % interval; bold where zero is outside.
 
     >>> interval([0.1, 0.2, 0.3], ".2f"), interval([-0.3, 0.2], ".1f")
-    ('+0.20 ± 0.25', '-0.1 ± 3.2')
+    ('+0.20 ± 0.25', '-0.0 ± 3.2')
     """
     from scipy.stats import t
 
