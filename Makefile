@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 .PHONY: help demo test test-fast test-oldest lint docs tutorials peers venv clean
 
 help:
-	@echo "make demo       train a small VSD network on digits, print accuracy and calibration, draw demo.png"
+	@echo "make demo       plain networks and VSD on digits: a table, and the figure demo.png"
 	@echo "make test       lint, types, and every test, the slow ones too"
 	@echo "make test-fast  every test but the slow ones"
 	@echo "make test-oldest  the fast tests with the oldest versions supported, in .venv-oldest (needs Python 3.10)"
@@ -27,7 +27,7 @@ help:
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
 
 demo: $(READY)
-	@echo "== demo: a small VSD network on the digits that come with scikit-learn"
+	@echo "== demo: plain networks and VSD on the digits that come with scikit-learn"
 	$(BIN)/python tutorials/demo.py
 
 test: lint

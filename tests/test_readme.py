@@ -15,10 +15,12 @@ import pyro_vsd as vsd
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+OUTPUT = "".join(re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL))
 
 
 def test_readme_has_an_example():
     assert BLOCKS
+    assert OUTPUT
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -32,10 +34,12 @@ def test_python_block_runs(number, monkeypatch, tmp_path, capsys):
     finally:
         plt.close("all")
     if number == 0:
-        assert "accuracy" in capsys.readouterr().out
-        # Over seeds 0 to 2 the accuracy was 0.980 and the calibration error 0.023 on average.
-        assert vsd.metrics.accuracy(names["prediction"], names["test"].y) > 0.96
-        assert vsd.metrics.ece(names["prediction"], names["test"].y) < 0.05
+        # what the README shows, up to what another machine rounds differently
+        assert numbers_of(capsys.readouterr().out) == pytest.approx(numbers_of(OUTPUT), abs=0.03)
+
+
+def numbers_of(report):
+    return {name: float(value) for name, value in re.findall(r"^(\w+) +(\d\.\d+)", report, flags=re.MULTILINE)}
 
 
 def names_of(block):
@@ -66,7 +70,7 @@ def test_linked_file_exists(path):
 @pytest.mark.slow
 def test_demo_runs(tmp_path):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tutorials" / "demo.py"), "--epochs", "2"],
+        [sys.executable, str(ROOT / "tutorials" / "demo.py"), "--epochs", "2", "--seeds", "2"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -74,5 +78,5 @@ def test_demo_runs(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
+    assert "NLL, pixel noise 0.4" in done.stdout
     assert (tmp_path / "demo.png").stat().st_size > 10_000

@@ -25,6 +25,8 @@ _BOUND = 30.0
 # The standard deviation of the log of the latter under its prior. Without one the width of a member that the mixture
 # hardly uses runs away, and one far row then costs everything.
 _SPREAD = 0.7
+# The same of a temperature, and of that of a member alone around 1, as in `calibrate`.
+_TEMPERATURE = 0.25
 # Numbers in an evaluation of the score of classes.
 _NUMBERS = 2**24
 
@@ -169,11 +171,13 @@ def stack(predictions: Sequence[Prediction], y: Array) -> Stacking:
     r"""Weights and factors of the members, with which their mixture gives held-out rows the highest density.
 
     .. math:: \max_{w, f} \sum_n \log \sum_m w_m\, p_m(y_n \mid x_n; f_m) + \tfrac1M \sum_m \log w_m
-              - \tfrac12 \sum_m \Bigl(\frac{\log f_m - \log \hat f_m}{0.7}\Bigr)^2
+              - \tfrac12 \sum_m \Bigl(\frac{\log f_m - \log \hat f_m}{s}\Bigr)^2
 
     The second term is one pseudo-observation: a pull to equal weights, which keeps each above zero. The last one pulls
-    each factor to :math:`\hat f_m`, the best for its member alone. With fewer than 50 rows the weights are equal, with
-    fewer than 10 the factors are 1.
+    each factor to :math:`\hat f_m`, the best for its member alone. For a σ s is 0.7. For a temperature it is 0.25, and
+    :math:`\hat f_m` is itself pulled to 1 as in :func:`~pyro_vsd.posthoc.calibrate`: where all held-out rows are
+    classified correctly, nothing else keeps it from zero. With fewer than 50 rows the weights are equal, with fewer
+    than 10 the factors are 1.
 
     :param predictions: one of each member, of the same rows, none of which it was trained on; with samples.
     :param y: their targets.
@@ -191,20 +195,26 @@ def stack(predictions: Sequence[Prediction], y: Array) -> Stacking:
     fitted = rows >= FEWEST_FOR_WEIGHTS and M > 1
     if fitted or (factors and rows >= _FEWEST_FOR_FACTORS):
         densities = [_densities(p, target) for p in predictions]
-        weights, widths = _fit(densities, factors, fitted, rows)
+        weights, widths = _fit(densities, factors, fitted, isinstance(before, ClassificationPrediction))
         found = Stacking(weights, widths)
     after = float(found.mix(predictions).log_prob(target).double().mean())
     levels = torch.stack([_level(p) for p in predictions])
     return Stacking(found.weights, found.factors, rows, scores, start, after, fitted, levels)
 
 
-def _fit(densities: list[Callable[[Tensor], Tensor]], factors: bool, fitted: bool, rows: int) -> tuple[Tensor, Tensor]:
-    M = len(densities)
+def _fit(
+    densities: list[Callable[[Tensor], Tensor]], factors: bool, fitted: bool, classes: bool
+) -> tuple[Tensor, Tensor]:
+    M, spread = len(densities), _TEMPERATURE if classes else _SPREAD
     own = torch.zeros(M, dtype=torch.float64)
+
+    def alone(density: Callable[[Tensor], Tensor], log_factor: Tensor) -> Tensor:
+        return density(log_factor).sum() - (0.5 * (log_factor / _TEMPERATURE).square() if classes else 0.0)
+
     if factors:
         for m, density in enumerate(densities):
             u = torch.zeros((), dtype=torch.float64)
-            _maximise(lambda u, f=density: f(math.log(_BOUND) * u.tanh()).sum(), [u])
+            _maximise(lambda u, f=density: alone(f, math.log(_BOUND) * u.tanh()), [u])
             own[m] = math.log(_BOUND) * u.tanh()
     logits, u = torch.zeros(M, dtype=torch.float64), torch.zeros(M, dtype=torch.float64)
 
@@ -214,7 +224,7 @@ def _fit(densities: list[Callable[[Tensor], Tensor]], factors: bool, fitted: boo
     def score(logits: Tensor, u: Tensor) -> Tensor:
         log_weights, each = logits.log_softmax(-1), log_factors(u)
         table = torch.stack([f(each[m]) for m, f in enumerate(densities)])  # (M, N)
-        prior = log_weights.mean() - 0.5 * ((each - own) / _SPREAD).square().sum()
+        prior = log_weights.mean() - 0.5 * ((each - own) / spread).square().sum()
         return (log_weights[:, None] + table).logsumexp(0).sum() + prior
 
     if fitted and factors:

@@ -82,7 +82,8 @@ class JointLoss:
             losses, *gradients = call(self._weight, *tensors, *held)
         for name, gradient in zip(names, gradients, strict=True):
             mask = self._trained.get(name)
-            self._stacked[name].grad = gradient if mask is None else gradient * mask
+            # fused optimisers read a gradient as if it were contiguous, and those of several layers are slices
+            self._stacked[name].grad = (gradient if mask is None else gradient * mask).contiguous()
         result: Tensor = losses
         return result
 

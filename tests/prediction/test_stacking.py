@@ -136,6 +136,13 @@ def test_few_rows(rows, fitted, widened):
     assert (found.factors != 1).all() if widened else (found.factors == 1).all()
 
 
+def test_rows_that_are_all_classified_correctly_do_not_send_temperatures_to_zero():
+    """They went to 1/30, and a single wrong row then had a log-density of minus infinity."""
+    probs = torch.tensor([0.9, 0.1]).expand(20, 200, 2)
+    members = [vsd.ClassificationPrediction.from_samples(probs) for _ in range(2)]
+    assert bool((stack(members, torch.zeros(200).long()).factors > 0.3).all())
+
+
 def test_temperatures_of_classes():
     logits = 2 * torch.randn(3000, 4)
     y = Categorical(logits=logits).sample()
