@@ -82,7 +82,8 @@ class VSDTrainer(Trainer):
         super().__init__(self.elbo(model, guide), args, **options)
         if self.args.label_names is None:
             self.label_names = ["labels"]
-        rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else model.num_data
+        data: Any = self.train_dataset
+        rows = len(data) if hasattr(data, "__len__") else model.num_data
         if rows != model.num_data:
             warnings.warn(
                 f"the model has num_data={model.num_data} and the data {rows} rows. Make the model with "
@@ -131,7 +132,7 @@ class VSDTrainer(Trainer):
         network: Any = self.accelerator.unwrap_model(self.model).model.net.network
         network = network.get_base_model() if hasattr(network, "get_base_model") else network
         names = inspect.signature(network.forward).parameters
-        self._signature_columns = [*names, *self.label_names, "label", "label_ids"]
+        self._signature_columns: Any = [*names, *self.label_names, "label", "label_ids"]
 
     def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
         """What is trained, and running statistics; not the frozen base, nor what is no tensor."""

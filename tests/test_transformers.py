@@ -115,7 +115,8 @@ def test_lora_lowers_the_loss_and_keeps_the_base(kind):
     assert all(site.event_shape[-1] == 4 for site in guide.sites.values())  # K = r
     assert history[-1]["loss"] < 0.95 * history[0]["loss"]
     now = dict(model.net.named_parameters())
-    assert base and all(torch.equal(now[name], value) for name, value in base.items())
+    assert base
+    assert all(torch.equal(now[name], value) for name, value in base.items())
 
 
 def test_a_pattern_does_the_same_as_the_shortcut():
@@ -250,7 +251,7 @@ def hidden_product(net):
 
 
 @pytest.mark.parametrize(
-    "make, named",
+    ("make", "named"),
     [
         (bert, "model"),
         (lambda: with_lora(bert(), use_dora=True), "model"),
@@ -318,7 +319,7 @@ def without_noise(guide):
             parameter.requires_grad_(False)
 
 
-@pytest.mark.parametrize("size, accumulate", [(12, 4), (20, 3)])
+@pytest.mark.parametrize(("size", "accumulate"), [(12, 4), (20, 3)])
 def test_accumulated_batches_equal_a_large_one(tmp_path, size, accumulate):
     """Also where the last one is shorter. (The noise is taken out: it differs between batches.)"""
     states = []
