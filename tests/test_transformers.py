@@ -13,10 +13,6 @@ peft = pytest.importorskip("peft")
 import pyro_vsd as vsd  # noqa: E402
 from pyro_vsd.transformers import VSDTrainer  # noqa: E402
 
-pytestmark = [
-    # peft asks transformers by an old name
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
 ROWS, LENGTH, WORDS = 48, 7, 40
 SMALL = {"vocab_size": WORDS, "num_labels": 2}
 
