@@ -423,18 +423,22 @@ def value(domains: dict[str, dict[str, float]], metric: str, domain: str | None)
 
 
 def cell(values: list[float], decimals: int) -> str:
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"
+    """Mean and its standard error."""
+    mean = f"{statistics.mean(values):.{decimals}f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.{decimals}f}"
 
 
 def table(task: str, columns: list[tuple[str, str, str | None, int]]) -> list[str]:
     found = stored(task)
-    lines = ["| | " + " | ".join(heading for heading, *_ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    headings = ["", "runs", *(heading for heading, *_ in columns)]
+    lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
     for method, seeds in found.items():
         cells = [
             cell([value(seeds[s], name, domain) for s in seeds], decimals) for _, name, domain, decimals in columns
         ]
-        lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
+        lines.append(f"| {NAMES[method]} | {len(seeds)} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -456,13 +460,12 @@ def differences() -> list[str]:
 def render() -> str:
     parts = []
     for task, title in (("rating", "Mean rating"), ("classes", "Three classes")):
-        seeds = len(stored(task)["lora"])
         columns = [
             (f"{heading}, {place}", metric, domain, decimals)
             for heading, metric, decimals in COLUMNS[task]
             for place, domain in (("movies", "movies"), ("shifted", None))
         ]
-        parts += [f"**{title}**, {seeds} seeds:", "", *table(task, columns), ""]
+        parts += [f"**{title}**:", "", *table(task, columns), ""]
     parts += ["**Differences of the NLL** to that of LoRA, paired by seed:", "", *differences(), ""]
     parts += [
         "**Rank correlations** of σ with the raters' standard deviation, and of the whole variance with the error:"

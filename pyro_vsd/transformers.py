@@ -112,7 +112,7 @@ class VSDTrainer(Trainer):
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Any, Any, Any]:
         loss_module: Any = self.accelerator.unwrap_model(model)
-        x, y = inputs_and_target(self._prepare_inputs(inputs), None, self.label_names[0])
+        x, y = inputs_and_target(inputs, self.args.device, self.label_names[0])
         # Always the same noise: the differences between epochs are those of the parameters.
         found = predict(loss_module.model, loss_module.guide, *x, num_samples=self.num_samples, seed=0, progress=False)
         classes = isinstance(found, ClassificationPrediction)
