@@ -333,17 +333,23 @@ def run(data: Path, work: Path, tasks: list[str], seeds: list[int]) -> None:
     for methods in (TRAINED[:2], TRAINED[2:]):
         for seed, task, method in itertools.product(seeds, tasks, methods):
             run_one(task, method, seed, encoder, rows, work)
-    for seed, task in itertools.product(seeds, tasks):
-        for method, plain in TEMPERATURES.items():
-            predictions = torch.load(work / f"{task}-{plain}-{seed}.pt", weights_only=False)
-            stacking = vsd.ensemble.stack([predictions["held_out"]], rows["held_out"].target(task))
-            save(task, method, seed, {d: stacking.mix([predictions[d]]) for d in DOMAINS}, rows)
-    for task in tasks:
-        for method, plain in ENSEMBLES.items():
-            members = [torch.load(work / f"{task}-{plain}-{seed}.pt", weights_only=False) for seed in seeds]
-            for number, chosen in enumerate(itertools.combinations(members, 3)):
-                mixed = {d: vsd.ensemble.mixture([member[d] for member in chosen]) for d in DOMAINS}
-                save(task, method, number, mixed, rows)
+    derive(work, rows)
+
+
+def derive(work: Path, rows: dict[str, Rows]) -> None:
+    """Temperatures and ensembles, from the predictions that are there."""
+    for task in TASKS:
+        for method, plain in {**TEMPERATURES, **ENSEMBLES}.items():
+            paths = {seed: work / f"{task}-{plain}-{seed}.pt" for seed in SEEDS}
+            found = {s: torch.load(path, weights_only=False) for s, path in paths.items() if path.exists()}
+            if method in ENSEMBLES:
+                for number, chosen in enumerate(itertools.combinations(found.values(), 3)):
+                    mixed = {d: vsd.ensemble.mixture([member[d] for member in chosen]) for d in DOMAINS}
+                    save(task, method, number, mixed, rows)
+                continue
+            for seed, predictions in found.items():
+                stacking = vsd.ensemble.stack([predictions["held_out"]], rows["held_out"].target(task))
+                save(task, method, seed, {d: stacking.mix([predictions[d]]) for d in DOMAINS}, rows)
 
 
 def cost() -> None:
