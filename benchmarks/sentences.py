@@ -457,7 +457,10 @@ def differences() -> list[str]:
         for task in TASKS:
             found = stored(task)
             for domain in ("movies", None):
-                pairs = [(found[method][s], found["lora"][s]) for s in found[method]]
+                pairs = [(found[method][s], found["lora"][s]) for s in found.get(method, ())]
+                if not pairs:
+                    cells.append("–")
+                    continue
                 cells.append(cell([value(a, "nll", domain) - value(b, "nll", domain) for a, b in pairs], 3))
         lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
     return lines
