@@ -22,7 +22,9 @@ hypothesis.settings.register_profile("pyro_vsd", deadline=None, derandomize=True
 hypothesis.settings.load_profile("pyro_vsd")
 
 # An adapter's doctests run where its extra is installed.
-collect_ignore = [f"pyro_vsd/{name}.py" for name in ("lightning", "sklearn") if not importlib.util.find_spec(name)]
+collect_ignore = [
+    f"pyro_vsd/{name}.py" for name in ("lightning", "sklearn", "transformers") if not importlib.util.find_spec(name)
+]
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,8 @@ from pyro_vsd.prediction import Calibration, ClassificationPrediction, Predictio
 from pyro_vsd.training import compile_step, fit, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    # Not in __all__: a star import must not need matplotlib, scikit-learn or Lightning, nor import the baselines.
+    # Not in __all__: a star import must not need matplotlib, scikit-learn, Lightning or transformers, nor import
+    # the baselines.
     from pyro_vsd import baselines as baselines
     from pyro_vsd import plots as plots
 
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 # Imported when first asked for, since they import more than training needs.
-_ON_REQUEST = ("baselines", "lightning", "plots", "sklearn")
+_ON_REQUEST = ("baselines", "lightning", "plots", "sklearn", "transformers")
 
 
 def __getattr__(name: str) -> ModuleType:

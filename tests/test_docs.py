@@ -46,7 +46,7 @@ def resolve(name):
 @pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page))], ids=lambda page: page.stem)
 def test_code_of_a_page_runs_from_top_to_bottom(page, monkeypatch, tmp_path):
     plt = pytest.importorskip("matplotlib.pyplot")
-    for extra in ("lightning", "mapie", "sklearn"):
+    for extra in ("lightning", "mapie", "peft", "sklearn", "transformers"):
         if f"from {extra}" in page.read_text(encoding="utf-8"):
             pytest.importorskip(extra)
     monkeypatch.chdir(tmp_path)
@@ -183,7 +183,7 @@ def documented_objects(inventory):
 
 @pytest.mark.slow
 def test_site_builds_without_a_warning_and_holds_every_public_name(tmp_path):
-    for name in ("myst_nb", "lightning", "sklearn"):
+    for name in ("myst_nb", "lightning", "sklearn", "transformers"):
         pytest.importorskip(name)
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path)],

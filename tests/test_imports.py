@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "posthoc": {"ops", "distributions", "prediction", "infer", "nn", "training", "diagnosis"},
     "sklearn": EVERYTHING,
     "lightning": EVERYTHING,
+    "transformers": EVERYTHING,
     "__init__": EVERYTHING,
 }
 
@@ -46,11 +47,21 @@ ONLY_IN = {
     "matplotlib": {"plots"},
     "sklearn": {"datasets", "sklearn"},
     "lightning": {"lightning"},
+    "transformers": {"transformers"},
     "pandas": {"metrics", "prediction", "training", "diagnosis"},
 }
 MAY_NOT = {"ops": {"pyro", "torchvision", "tqdm"}, "__init__": {"torchvision", "numpy", "tqdm"}}
 
-NEVER_EAGER = ["matplotlib", "sklearn", "lightning", "optuna", "pandas", "torchmetrics", "pyro_vsd.baselines"]
+NEVER_EAGER = [
+    "matplotlib",
+    "sklearn",
+    "lightning",
+    "optuna",
+    "pandas",
+    "torchmetrics",
+    "transformers",
+    "pyro_vsd.baselines",
+]
 
 
 def sources(folder: Path) -> list[Path]:
@@ -207,7 +218,13 @@ def test_import_is_light_and_changes_no_global_state():
 
 
 # Rooms that are imported on request, and what they need.
-ON_REQUEST = {"baselines": [], "plots": ["matplotlib"], "sklearn": ["sklearn"], "lightning": ["lightning"]}
+ON_REQUEST = {
+    "baselines": [],
+    "plots": ["matplotlib"],
+    "sklearn": ["sklearn"],
+    "lightning": ["lightning"],
+    "transformers": ["transformers"],
+}
 
 
 @pytest.fixture(scope="module")

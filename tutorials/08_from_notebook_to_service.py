@@ -254,4 +254,6 @@ folder.cleanup()
 # - Test it under load: `benchmarks/serving.py` measures latencies of 16 clients and memory, and sends malformed
 #   requests.
 #
-# Next: the page *Export and serve* of the documentation, which lists what exports and what does not; then your data.
+# The page *Export and serve* of the documentation lists what exports and what does not.
+#
+# Next: [9. A sentence encoder that knows when to doubt](09_sentence_encoder.ipynb).

@@ -43,6 +43,8 @@ __all__ = ["predict"]
 # Where the caller names no batch size, a pass takes about a million numbers of input: enough to make its fixed cost
 # small, little enough for the activations of a ResNet; and between 64 and 4096 rows.
 _NUMBERS, _FEWEST, _MOST = 2**20, 64, 4096
+# An integer is mostly the number of a word: the network makes a row of an embedding of it.
+_PER_WORD = 64
 # Where the inputs have at most so many numbers, several samples go through the network in one pass, which saves its
 # fixed cost. With more, the copies cost more than that: each has its noise applied to activations, and not once to the
 # weights. Such a pass has at most so many rows that activations stay in the cache.
@@ -205,7 +207,9 @@ def _default_size(inputs: Any, rows: int) -> int:
 
 
 def _numbers(inputs: Any) -> int:
-    return sum(leaf.numel() for leaf in tensors_in(inputs) if leaf.dim())
+    """Numbers of input; each integer counts as an embedding."""
+    sizes = ((leaf.numel(), leaf.dtype) for leaf in tensors_in(inputs) if leaf.dim())
+    return sum(size * (_PER_WORD if dtype in (torch.int32, torch.int64) else 1) for size, dtype in sizes)
 
 
 @dataclass(frozen=True)

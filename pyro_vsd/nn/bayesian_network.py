@@ -20,6 +20,9 @@ from pyro_vsd.nn.priors import GaussianPrior, Prior, as_prior
 
 __all__ = ["BayesianNetwork", "Candidate", "Selector", "bayesianize", "candidates", "select"]
 
+# Methods of transformers and peft that use the network's own weights: neither the posterior's mean nor a draw.
+_OF_MEAN = ("generate", "merge_adapter", "merge_and_unload", "push_to_hub", "save_pretrained")
+
 Rule = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Selector = Rule | Iterable[Rule]
 
@@ -255,6 +258,11 @@ class BayesianNetwork(PyroModule):
             if "network" not in self.__dict__:
                 raise
             found = getattr(self.network, name)
+        if name in _OF_MEAN and self.weight_sites:
+            raise ValueError(
+                f"net.{name} would use the weights that the network came with. Call it on the trained network: "
+                f"vsd.nn.mean_network(model, guide).{name}."
+            )
         part = isinstance(found, nn.Module) or getattr(found, "__self__", None) is self.network
         if part and self._pyro_context.active and self.weight_sites:
             warnings.warn(
@@ -377,7 +385,8 @@ def _takes(rule: Any, path: str, layer: nn.Module) -> bool:
 def _choices(layers: list[Candidate]) -> str:
     if not layers:
         return "The network has no Linear or convolution layer whose weight is a parameter that is trained."
-    return "Layers: " + ", ".join(repr(path) for c in layers for path in c.paths) + "."
+    names = ", ".join(repr(path) for c in layers for path in c.paths)
+    return f"Layers: {names}. Frozen and quantised layers are left as they are."
 
 
 def _check_layer(candidate: Candidate) -> None:

@@ -1,6 +1,7 @@
 """Observation models: a Bayesian network with a likelihood for classes or numbers."""
 
 import warnings
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -101,7 +102,7 @@ class ObservationModel(PyroModule):
 
     def _output(self, x: Any) -> Tensor:
         """The network's output, a plain tensor of at least single precision."""
-        output = self.net(*x) if isinstance(x, tuple) else self.net(**x) if isinstance(x, dict) else self.net(x)
+        output = self.net(*x) if isinstance(x, tuple) else self.net(**x) if isinstance(x, Mapping) else self.net(x)
         if not isinstance(output, Tensor):
             output, kind = getattr(output, "logits", None), type(output).__name__
             if not isinstance(output, Tensor):

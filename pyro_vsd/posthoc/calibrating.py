@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pyro_vsd._utils import check_integer, map_tensors, num_rows, tensors_in, to_device
+from pyro_vsd._utils import check_integer, map_tensors, num_rows, tensors_in
 from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.prediction import Calibration, ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.prediction.base import check_labels
-from pyro_vsd.training.data import Batches, arguments
+from pyro_vsd.training.data import Batches, inputs_and_target
 
 __all__ = ["FEWEST", "calibrate", "rows_of"]
 
@@ -53,8 +53,8 @@ def calibrate(
 
     :param model: a Pyro model.
     :param guide: its guide, trained.
-    :param validation: rows that were *not* trained on, at least 30: ``vsd.datasets.Data``, a tuple ``(x, y)`` or a
-        ``DataLoader``.
+    :param validation: rows that were *not* trained on, at least 30: ``vsd.datasets.Data``, a tuple ``(x, y)``, a dict
+        with ``"labels"``, or a ``DataLoader`` of them.
     :param num_samples: draws per row; take as many as for the predictions to come.
     :param noise: whether to fit the noise factor; without it one prediction is enough.
     :param seed: of the draws.
@@ -111,12 +111,11 @@ def rows_of(data: Any, name: str, device: torch.device | None) -> tuple[tuple[An
     batches = list(Batches(data, name=name).share())
     parts = zip(*map(tensors_in, batches), strict=True)
     whole = iter([torch.cat(part) if len(part) > 1 and part[0].dim() else part[0] for part in parts])
-    args, kwargs = arguments(map_tensors(lambda _: next(whole), batches[0]))
-    if kwargs or len(args) < 2 or not isinstance(args[-1], Tensor):
+    inputs, y = inputs_and_target(map_tensors(lambda _: next(whole), batches[0]), device)
+    if not isinstance(y, Tensor):
         raise TypeError(f"{name} must give inputs and targets, (x, y).")
-    num_rows(args, name)
-    *inputs, y = to_device(args, device)
-    return tuple(inputs), y
+    num_rows((inputs, y), name)
+    return inputs, y
 
 
 class _Point(NamedTuple):
