@@ -15,7 +15,8 @@ import pyro_vsd as vsd
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results" / "shift"
 CURVES = {
-    "plain_no_weight_decay": ("plain", "#999999"),
+    "plain_no_weight_decay": ("plain", "#bbbbbb"),
+    "plain": ("plain, weight decay tuned", "#666666"),
     "MC_dropout": ("MC dropout", "#E69F00"),
     "deep_ensemble_of_5": ("deep ensemble", "#009E73"),
     "VSD": ("VSD", "#0072B2"),
@@ -59,7 +60,7 @@ def main() -> None:
         values += [statistics.fmean(f["pixel noise"][f"{s:g}"]["ece"] for f in found) for s in strengths]
         axes[2].plot([0, *strengths], values, "o-", color=colour, markersize=4, label=name)
         scores = [statistics.fmean(f["OOD"][kind]["auroc"] for f in found) for kind in OUTSIDE]
-        axes[3].bar([k + 0.16 * (number - 2) for k in range(2)], scores, 0.14, color=colour)
+        axes[3].bar([k + 0.14 * (number - 2.5) for k in range(2)], scores, 0.12, color=colour)
     axes[2].set(xlabel="pixel noise on test images", ylim=(0, None))
     axes[2].set_title("Calibration error under shift\n(lower is better)")
     axes[2].legend(frameon=False, fontsize="small")

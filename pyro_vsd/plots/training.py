@@ -129,7 +129,7 @@ def _noise(ax: Axes, report: Any) -> None:
                 label=label if row == 0 else "_again", markerfacecolor="none" if key == "rescaled" else style.colour,
             )  # fmt: skip
     ax.set_yticks(range(len(known)), list(known), fontsize="small")
-    ax.set_ylim(len(known) - 0.4, -0.6)
+    ax.set_ylim(len(known) - 0.4, -0.6 - 0.5 * len(known))  # room for the legend
     finish(ax, "loss above that of the best noise, nats per example", "")
 
 
