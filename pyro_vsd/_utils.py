@@ -136,7 +136,8 @@ def num_rows(tree: Any, name: str = "data") -> int:
     shapes = [tuple(tensor.shape) for tensor in tensors_in(tree) if tensor.dim()]
     sizes = {shape[0] for shape in shapes}
     if not sizes:
-        raise ValueError(f"{name} holds no tensor with rows. Turn arrays into tensors with torch.as_tensor.")
+        advice = "Turn arrays into tensors: torch.as_tensor(x, dtype=torch.float32)."
+        raise ValueError(f"{name} holds no tensor with rows. {advice}")
     if len(sizes) > 1:
         raise ValueError(f"{name} must have the same number of rows in each tensor; the shapes are {shapes}.")
     return sizes.pop()

@@ -102,7 +102,10 @@ def predict(
     """
     for name, value in (("model", model), ("guide", guide)):
         if not callable(value):
-            raise TypeError(f"{name} must be a function or a module, not {type(value).__name__}.")
+            advice = " An ensemble has a method of its own: ensemble.predict(x)." if hasattr(value, "members") else ""
+            raise TypeError(f"{name} must be a function or a module, not {type(value).__name__}.{advice}")
+    if hasattr(model, "prototype_trace"):
+        raise TypeError("model is a guide. The model comes first: predict(model, guide, x).")
     check_integer("num_samples", num_samples, 1)
     if batch_size is not None:
         check_integer("batch_size", batch_size, 1)

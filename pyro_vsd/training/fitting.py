@@ -192,6 +192,8 @@ def fit(
     >>> len(history), sorted(history[-1])
     (3, ['epoch', 'kl', 'kl_weight', 'log_likelihood', 'loss', 'lr', 'validation'])
     """
+    if hasattr(epochs, "shape"):
+        raise TypeError("epochs is an array. Pass inputs and targets as one tuple: fit(model, guide, (x, y)).")
     if epochs is not None:
         check_integer("epochs", epochs, 1)
     check_integer("accumulate", accumulate, 1)

@@ -1014,3 +1014,12 @@ def test_the_guide_of_a_model_with_different_sites():
     for options in ({}, {"site": "y"}):
         with pytest.raises(ValueError, match=r"guide.*net\.2\.weight"):
             vsd.predict(model, vsd.VSDGuide(other), torch.randn(5, models.D), **options)
+
+
+def test_a_guide_or_an_ensemble_in_the_place_of_the_model():
+    model, (x, _) = models.classifier(), models.data()
+    guide = vsd.VSDGuide(model)
+    with pytest.raises(TypeError, match=r"\bmodel\b"):
+        vsd.predict(guide, model, x)
+    with pytest.raises(TypeError, match=r"\bmodel\b.*ensemble"):
+        vsd.predict(vsd.Ensemble(models.classifier, members=2), x, x)

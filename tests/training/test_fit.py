@@ -688,3 +688,9 @@ def test_pandas_is_needed_only_when_asked(monkeypatch):
     history = History([{"loss": 1.0}])
     with pytest.raises(ImportError, match="to_pandas"):
         history.to_pandas()
+
+
+def test_inputs_and_targets_that_are_not_one_tuple():
+    model, data = cases.regressor(), cases.data()
+    with pytest.raises(TypeError, match="epochs"):
+        fit(model, vsd.VSDGuide(model), data.x, data.y)
