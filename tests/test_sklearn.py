@@ -96,7 +96,7 @@ def test_diabetes_beside_an_mlp():
             theirs = MLPRegressor(max_iter=500, early_stopping=early_stopping, random_state=0).fit(x, y)
         scores.append(theirs.score(test_x, test_y))
     assert ours.score(test_x, test_y) > scores[0]
-    assert ours.score(test_x, test_y) > scores[1] - 0.06
+    assert ours.score(test_x, test_y) > scores[1] - 0.08
     lower, upper = ours.predict_interval(test_x, 0.95)
     assert 0.88 <= np.mean((lower <= test_y) & (test_y <= upper)) <= 1
     assert vsd.metrics.report(ours.predictive(test_x), test_y).to_dict()["calibration_error"] < 0.08

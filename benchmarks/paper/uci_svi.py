@@ -73,7 +73,7 @@ def regressor(sizes: tuple[int, int, int], num_data: int, T: int, init_alpha: fl
     """The model and its guide."""
     net = vsd.nn.bayesianize(vsd.nn.mlp(list(sizes)))
     model = vsd.nn.Regressor(net, num_data=num_data, noise="learned")
-    return model, vsd.VSDGuide(model, num_reflections=T, init_alpha=init_alpha)
+    return model, vsd.VSDGuide(model, num_reflections=T, init_alpha=init_alpha, scale_vectors=False)
 
 
 def train_one(model: Any, guide: Any, elbo: Any, x: Tensor, y: Tensor, rows: Any, steps: int, lr: float) -> float:

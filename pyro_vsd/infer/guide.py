@@ -563,6 +563,7 @@ class VSDGuide(AutoGuide):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         state = state_dict.get(prefix + "_extra_state")
+        self._unscaled &= not any(name.startswith(f"{prefix}vectors.") for name in state_dict)
         if state is not None:
             self._lay_out(state, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -584,7 +585,6 @@ class VSDGuide(AutoGuide):
                 "model's arguments before loading."
             )
         self.example_dim = state["example_dim"]
-        self._unscaled = False
         calibration = state.get("calibration")
         self.calibration = None if calibration is None else Calibration(**calibration)
         layout = (state["num_reflections"], state["vectors"], state["rank"])

@@ -23,7 +23,7 @@ CODES = {code for _, code in SICK.values()}
 def untrained(num_data=200, sizes=(5, 12, 3), kl_weight=1.0, **options):
     """A guide at its start, with data."""
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp(sizes)), num_data=num_data)
-    return model, vsd.VSDGuide(model, **options), classes(200, 0)
+    return model, vsd.VSDGuide(model, scale_vectors=False, **options), classes(200, 0)
 
 
 def quick(model, guide, data, validation=None, **options):
