@@ -280,6 +280,9 @@ def evaluation_mode(model: Any) -> Iterator[None]:
     if isinstance(model, nn.Module):
         for module in model.modules():
             switch(module)
+            network = vars(module).get("network")  # what a Bayesian network holds without registering it
+            if isinstance(network, nn.Module):
+                switch(network)
     else:
         handle = register_module_forward_pre_hook(switch)
     try:

@@ -705,3 +705,24 @@ def test_the_wrong_word():
     model = cases.regressor()
     with pytest.raises(ValueError, match=r"\bcompile\b"):
         vsd.fit(model, vsd.VSDGuide(model), cases.data(), epochs=1, compile="always")
+
+
+class OfUsers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(cases.D, 5), nn.ReLU(), nn.Linear(5, 1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_fit_captures_a_network_of_ones_own():
+    """No pass in evaluation mode, such as that which scales the vectors, is taken for a change of the network."""
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(OfUsers()), num_data=cases.N)
+    guide = vsd.VSDGuide(model).setup(cases.data().x, cases.data().y)
+    optimizer = torch.optim.Adam(guide.parameter_groups())
+    step = vsd.compile_step(vsd.VSD_ELBO()(model, guide), optimizer, mode="capture")
+    for _ in range(2):
+        step(cases.data().x, cases.data().y)
+        vsd.predict(model, guide, cases.data().x, num_samples=1)
+    assert step.reason is None
