@@ -41,7 +41,10 @@ METHODS = {
     "plain_one_sigma": "five plain networks, one σ",
     "plain_stacked": "five plain networks, stacked",
     OURS: "**five VSD networks, stacked**",
-    "mixed5_stacked": "three VSD and two plain networks, stacked",
+    "mixed5_stacked": "λ = .03, .1, 1 and two plain networks, stacked",
+    "mixed5_wide_stacked": "λ = .1, .3, 3 and two plain networks, stacked",
+    "mixed5_even_stacked": "λ = .1, 1 and three plain networks, stacked",
+    "mixed7_stacked": "five VSD and two plain networks, stacked",
     "mixed10_stacked": "five VSD and five plain networks, stacked",
 }
 # Members of each mixture by number; the plain ones are the last five.
@@ -49,6 +52,9 @@ MIXTURES = {
     "vsd": [0, 1, 2, 3, 4],
     "plain": [5, 6, 7, 8, 9],
     "mixed5": [0, 1, 3, 5, 6],
+    "mixed5_wide": [1, 2, 4, 5, 6],
+    "mixed5_even": [1, 3, 5, 6, 7],
+    "mixed7": [0, 1, 2, 3, 4, 5, 6],
     "mixed10": list(range(10)),
 }
 
@@ -211,7 +217,7 @@ def main() -> None:
             for split in range(options.splits):
                 for name in names:
                     path = RESULTS / f"{name}-{split:02d}-seed{seed}.json"
-                    if path.exists():
+                    if path.exists() and METHODS.keys() - {"mc_dropout"} <= json.loads(path.read_text())["methods"].keys():
                         continue
                     result = run(name, options.data, split, seed)
                     path.write_text(json.dumps(result, indent=1) + "\n")
