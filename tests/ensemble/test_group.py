@@ -44,6 +44,7 @@ def same(one, two):
 
 
 def work(rank):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     torch.manual_seed(rank)
     result = {"whole": found(trained())}
     path = Path(os.environ["FOLDER"]) / "run.ckpt"
