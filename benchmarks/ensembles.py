@@ -212,12 +212,13 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     small = [name for name in options.sets if name in SMALL]
     groups = [small, *[[name] for name in options.sets if name not in SMALL]]
+    fitted = METHODS.keys() - {"mc_dropout"}
     for seed in range(options.seeds):
         for names in groups:
             for split in range(options.splits):
                 for name in names:
                     path = RESULTS / f"{name}-{split:02d}-seed{seed}.json"
-                    if path.exists() and METHODS.keys() - {"mc_dropout"} <= json.loads(path.read_text())["methods"].keys():
+                    if path.exists() and fitted <= json.loads(path.read_text())["methods"].keys():
                         continue
                     result = run(name, options.data, split, seed)
                     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -614,11 +614,15 @@ def replay(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     Python does, where its tracer knows them all (not the gradient of a convolution)."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated, without anything in its place
+        run: Callable[..., Any]
         try:
-            traced: Any = torch.jit.trace(lambda *given: tuple(graph(*given)), tuple(inputs), check_trace=False)
+            # What ``torch.jit.trace`` does, but for its registry, which would keep every function for good.
+            traced, _ = torch._C._create_graph_by_tracing(
+                lambda *given: tuple(graph(*given)), tuple(inputs), lambda tensor: "", False, False, None, []
+            )
+            run = torch._C._create_function_from_graph("replay", traced)
         except (AttributeError, RuntimeError):
-            traced = graph.forward
-    run: Callable[..., Any] = traced
+            run = graph.forward
     return run
 
 

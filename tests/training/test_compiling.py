@@ -726,3 +726,15 @@ def test_fit_captures_a_network_of_ones_own():
         step(cases.data().x, cases.data().y)
         vsd.predict(model, guide, cases.data().x, num_samples=1)
     assert step.reason is None
+
+
+def test_a_captured_step_leaves_nothing_in_torchs_registry_of_functions():
+    registry, rows = torch.jit._state._python_cu, cases.data()
+    before = len(registry.get_functions())
+    model = cases.regressor()
+    guide = vsd.VSDGuide(model).setup(rows.x, rows.y)
+    optimizer = torch.optim.Adam(guide.parameter_groups())
+    step = vsd.compile_step(vsd.VSD_ELBO()(model, guide), optimizer, mode="capture")
+    step(rows.x, rows.y)
+    assert step.reason is None
+    assert len(registry.get_functions()) == before
