@@ -290,6 +290,8 @@ class Ensemble:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what :meth:`state_dict` gave into an ensemble that was made in the same way."""
+        if not isinstance(state, dict) or not {"members", "stacking"} <= set(state):
+            raise ValueError("state must be what Ensemble.state_dict() returns: a dict with 'members' and 'stacking'.")
         if len(state["members"]) != len(self):
             raise ValueError(f"state is that of {len(state['members'])} members, and this ensemble has {len(self)}.")
         for (model, guide), own in zip(self.members, state["members"], strict=True):

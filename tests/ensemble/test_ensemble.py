@@ -485,3 +485,10 @@ def test_a_network_of_two_inputs():
     ensemble = vsd.Ensemble(lambda: vsd.nn.Regressor(vsd.nn.bayesianize(Both()), num_data=1), members=2)
     ensemble.fit(((x, x), y), **ONCE)
     assert ensemble.predict((x, x), num_samples=4).mean.shape == (400,)
+
+
+@pytest.mark.parametrize("change", [lambda state: None, lambda state: {}, lambda state: {"members": state["members"]}])
+def test_a_state_of_something_else(change):
+    ensemble = vsd.Ensemble(cases.regressor, members=2)
+    with pytest.raises(ValueError, match="state"):
+        ensemble.load_state_dict(change(ensemble.state_dict()))
