@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pyro_vsd._utils import check_integer, check_positive, map_tensors, mix_seed, num_rows, take_rows
+from pyro_vsd._utils import check_integer, check_positive, map_tensors, mix_seed, num_rows, split_target, take_rows
 from pyro_vsd.ensemble.contributions import Contributions
 from pyro_vsd.ensemble.members import Member, kl_weights, make_members, silence
-from pyro_vsd.ensemble.rows import as_rows, joined, split
+from pyro_vsd.ensemble.rows import has_labels, joined, split
 from pyro_vsd.ensemble.training import Run, states_of
 from pyro_vsd.infer import predict
 from pyro_vsd.prediction import Prediction, RegressionPrediction, Stacking, mixture, stack
 from pyro_vsd.prediction.stacking import FEWEST_FOR_WEIGHTS, with_factor
 from pyro_vsd.training.checkpoint import check_rng_state, read_archive, to_plain, write_archive
-from pyro_vsd.training.data import Batches, arguments
+from pyro_vsd.training.data import Batches, all_rows, arguments, inputs_and_target
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.fitting import Checkpoint, interrupts
 from pyro_vsd.training.history import History
@@ -106,12 +106,12 @@ class Ensemble:
     def fit(
         self,
         data: Any,
-        *,
         validation: Any = 0.15,
         epochs: int | None = None,
         lr: float | None = None,
-        batch_size: int | None = None,
         refit: bool = True,
+        *,
+        batch_size: int | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         progress: bool | None = None,
     ) -> "Ensemble":
@@ -124,7 +124,8 @@ class Ensemble:
         Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
         arguments. Each trains its share of the members, and all have the whole ensemble at the end.
 
-        :param data: ``vsd.datasets.Data`` or a tuple of tensors ``(x, y)``.
+        :param data: tensors ``(x, y)`` and all else that :func:`~pyro_vsd.fit` takes. The rows of a ``Dataset`` or a
+            ``DataLoader`` are read once and kept in memory.
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
             as trained. With fewer than 50 held-out rows the weights are equal.
         :param epochs: passes over the data. By default as many as make 3,000 steps, more for more than 1,000 rows.
@@ -145,8 +146,9 @@ class Ensemble:
             check_positive("lr", lr)
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
-        rows = as_rows(data, "data")
-        train, held_out = split(rows, validation, mix_seed(self.seed, -3))
+        rows = all_rows(data, "data")
+        labelled = validation is not None and has_labels(self.members[0][0], take_rows(rows, slice(0, _FIRST)))
+        train, held_out = split(rows, validation, mix_seed(self.seed, -3), labelled)
         self._set_up(train)
         passes = [train] if held_out is None or not refit else [train, joined(train, held_out)]
         self.history, self.stacking = History(), Stacking.equal(len(self))
@@ -168,12 +170,13 @@ class Ensemble:
         """Parameters of all guides, as they start; those of plain members without noise."""
         if self._start is None:
             device = next((p.device for model, _ in self.members for p in model.parameters()), None)
-            args, kwargs = arguments(take_rows(rows, slice(0, _FIRST)), device)
+            first = take_rows(rows, slice(0, _FIRST))
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 for m, (model, guide) in enumerate(self.members):
                     if hasattr(model, "num_data"):
                         model.num_data = num_rows(rows)
                     torch.manual_seed(mix_seed(self.seed, m))
+                    args, kwargs = arguments(first, device, model)
                     guide.setup(*args, **kwargs)
             for (_, guide), weight in zip(self.members, self.kl_weight, strict=True):
                 if weight is None:
@@ -253,7 +256,7 @@ class Ensemble:
     def diagnose(self, data: Any, *, num_samples: int = 100, seed: int = 0) -> Contributions:
         """What each member contributes to the mixture on these rows, best ones that it was not trained on.
 
-        :param data: ``vsd.datasets.Data`` or a tuple ``(x, y)``.
+        :param data: as in :meth:`fit`.
         :param num_samples: of each member.
 
         >>> train, test = vsd.datasets.cubic()
@@ -262,7 +265,7 @@ class Ensemble:
         >>> [member["weight"] for member in ensemble.diagnose(test).members]
         [0.5, 0.5]
         """
-        *inputs, y = as_rows(data, "data")
+        inputs, y = split_target(all_rows(data, "data"))
         found = self.member_predictions(*inputs, num_samples=num_samples, seed=seed)
         parts = [with_factor(p, f) for p, f in zip(found, self.stacking.factors.tolist(), strict=True)]
 
@@ -287,6 +290,8 @@ class Ensemble:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what :meth:`state_dict` gave into an ensemble that was made in the same way."""
+        if not isinstance(state, dict) or not {"members", "stacking"} <= set(state):
+            raise ValueError("state must be what Ensemble.state_dict() returns: a dict with 'members' and 'stacking'.")
         if len(state["members"]) != len(self):
             raise ValueError(f"state is that of {len(state['members'])} members, and this ensemble has {len(self)}.")
         for (model, guide), own in zip(self.members, state["members"], strict=True):
@@ -318,8 +323,10 @@ class _Fitting:
         self.progress, self.pressed, self.group = False if group.rank else progress, pressed, group
         self.number, self.run = 0, runs[0]
         self.resumed = False
+        # a schedule is known by its values: the name of a function holds its address
+        places = [runs[0].steps * part // 4 for part in range(5)]
         self.settings: dict[str, Any] = {
-            "kl_weight": [str(w) if callable(w) else w for w in ensemble.kl_weight],
+            "kl_weight": [[float(w(s)) for s in places] if callable(w) else w for w in ensemble.kl_weight],
             "seed": ensemble.seed, "lr": runs[0].lr, "processes": group.size,
             "runs": [[run.epochs, run.batches.batch_size, run.batches.num_rows] for run in runs],
         }  # fmt: skip
@@ -392,8 +399,8 @@ class _Fitting:
 
     def _stack(self) -> None:
         """Weights and factors from the held-out rows; after training again, each σ at the level they gave it."""
-        ensemble, (*inputs, y) = self.ensemble, arguments(self.held_out, self.run.device)[0]
-        row = predict(*ensemble.members[0], *take_rows(tuple(inputs), slice(0, 1)), num_samples=1, seed=0)
+        ensemble, (inputs, y) = self.ensemble, inputs_and_target(self.held_out, self.run.device)
+        row = predict(*ensemble.members[0], *take_rows(inputs, slice(0, 1)), num_samples=1, seed=0)
         samples = min(_SAMPLES, max(_FEWEST, _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))))
         found = ensemble.member_predictions(*inputs, num_samples=samples, seed=ensemble.seed, progress=False)
         if self.number:

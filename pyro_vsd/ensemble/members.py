@@ -18,8 +18,9 @@ Member = tuple[Any, VSDGuide]
 
 #: λ of the members by default. Two decades: what is best differs that much between data sets.
 SPREAD = (0.03, 0.1, 0.3, 1.0, 3.0)
-# The log of a plain member's noise variances. 1 + sqrt(α) ε is 1 in double precision, and the KL still finite.
-_NONE = -80.0
+# The logs of a plain member's noise variances, and of the standard deviations of its other sites. 1 + sqrt(α) ε is 1 in
+# double precision, and the KL still finite. Densities of other sites must be finite, too.
+_NONE = {"log_alpha": -80.0, "vectors": None, "log_scale": -20.0, "z_log_scale": -20.0}
 
 
 def kl_weights(members: int, kl_weight: Any) -> list[KLWeight]:
@@ -33,6 +34,8 @@ def kl_weights(members: int, kl_weight: Any) -> list[KLWeight]:
             return [1.0]
         ratio = (SPREAD[-1] / SPREAD[0]) ** (1 / (members - 1))
         return [SPREAD[0] * ratio**m for m in range(members)]
+    if hasattr(kl_weight, "tolist"):  # arrays and tensors
+        kl_weight = kl_weight.tolist()
     if not isinstance(kl_weight, Sequence):
         return [kl_weight] * members
     if len(kl_weight) != members:
@@ -64,9 +67,9 @@ def make_members(source: Any, weights: Sequence[KLWeight], seed: int, options: d
 def silence(guide: VSDGuide) -> None:
     """Takes the noise from a guide that is set up: a plain member. It stays without in training."""
     with torch.no_grad():
-        for role in ("log_alpha", "vectors"):
+        for role, value in _NONE.items():
             module: Any = getattr(guide, role, None)
             for parameter in () if module is None else module.parameters():
                 parameter.requires_grad_(False)
-                if role == "log_alpha":
-                    parameter.fill_(_NONE)
+                if value is not None:
+                    parameter.fill_(value)

@@ -72,7 +72,7 @@ class Run:
             try:
                 joint = JointLoss(self.losses)
                 for (batch,) in self.batches.steps(0, self.seed):
-                    joint.backward(*arguments(batch, self.device))
+                    joint.backward(*arguments(batch, self.device, self.members[0][0]))
                     break
             except NotJointError as error:
                 self.reason = str(error)
@@ -105,7 +105,7 @@ class Run:
             for _ in range(self.done):  # resumed inside the epoch
                 next(steps)
             for (batch,) in steps:
-                self._step(*arguments(batch, self.device))
+                self._step(*arguments(batch, self.device, self.members[0][0]))
                 self.done += 1
                 if self.done == self.batches.num_steps():
                     self._end_epoch()

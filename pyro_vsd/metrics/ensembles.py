@@ -36,6 +36,6 @@ def deep_ensemble_equivalent(prediction: Prediction, plain: Sequence[Prediction]
         choices = [[plain[(start + i) % number] for i in range(size)] for start in starts]
         now = math.fsum(log_likelihood(mixture(chosen), y) for chosen in choices) / len(choices)
         if now >= score:
-            return 1.0 if size == 1 else size - 1 + (score - before) / (now - before)
+            return float(size) if before == -math.inf else size - 1 + (score - before) / (now - before)
         before = max(now, before)
     return math.inf

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pyro_vsd._utils import check_integer, map_tensors, num_rows, tensors_in
+from pyro_vsd._utils import check_integer
 from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.prediction import Calibration, ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_vsd.prediction.base import check_labels
-from pyro_vsd.training.data import Batches, inputs_and_target
+from pyro_vsd.training.data import all_rows, inputs_and_target
 
 __all__ = ["FEWEST", "calibrate", "rows_of"]
 
@@ -93,6 +93,8 @@ def calibrate(
         objective(0.0)
         if noise:
             objective(_descend(objective, "noise"))
+    if not math.isfinite(points[0.0].plain):
+        raise ValueError(f"validation has a log score of {points[0.0].plain}. Does it hold NaN or infinities?")
     log_noise = min(points, key=objective)
     first, best = points[0.0], points[log_noise]
     scores = {"before": first.plain, "noise": max(point.plain for point in points.values())}
@@ -108,13 +110,9 @@ def calibrate(
 
 def rows_of(data: Any, name: str, device: torch.device | None) -> tuple[tuple[Any, ...], Tensor]:
     """All rows of ``(x, y)``, ``Data`` or a loader: the inputs of the model, and the targets."""
-    batches = list(Batches(data, name=name).share())
-    parts = zip(*map(tensors_in, batches), strict=True)
-    whole = iter([torch.cat(part) if len(part) > 1 and part[0].dim() else part[0] for part in parts])
-    inputs, y = inputs_and_target(map_tensors(lambda _: next(whole), batches[0]), device)
+    inputs, y = inputs_and_target(all_rows(data, name), device)
     if not isinstance(y, Tensor):
         raise TypeError(f"{name} must give inputs and targets, (x, y).")
-    num_rows((inputs, y), name)
     return inputs, y
 
 

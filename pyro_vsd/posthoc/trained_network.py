@@ -15,7 +15,6 @@ from pyro_vsd._utils import (
     evaluation_mode,
     num_rows,
     take_rows,
-    tensors_in,
     to_device,
 )
 from pyro_vsd.diagnosis import best_droprates, best_variances, leading_reflections
@@ -24,7 +23,8 @@ from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.nn import BayesianNetwork, BinaryClassifier, Classifier, ObservationModel, Regressor, bayesianize
 from pyro_vsd.posthoc.calibrating import FEWEST, rows_of
 from pyro_vsd.prediction import Calibration
-from pyro_vsd.training.data import Batches, arguments
+from pyro_vsd.prediction.base import check_target
+from pyro_vsd.training.data import Batches, arguments, inputs_and_target, num_known
 
 __all__ = ["from_trained"]
 
@@ -114,15 +114,17 @@ def from_trained(
         batches.batch_size = _BATCH_SIZE
     if batches.num_rows is None:
         raise ValueError("train does not know its number of rows, which the noise depends on: pass a list of batches.")
-    like = next(iter((*net.parameters(), *net.buffers())))
+    like = next(iter((*net.parameters(), *net.buffers())), None)
+    if like is None:
+        raise ValueError("net has no parameters: it must be a trained network.")
     inputs, y = rows_of(validation, "validation", like.device)
     y = y.long() if task == "classification" else y  # yes or no may come as floats
     if len(y) < FEWEST:
         raise ValueError(f"validation has {len(y)} rows. Hold out at least {FEWEST}: fewer say too little.")
-    if not batches.is_loader and {t.data_ptr() for t in tensors_in(batches.data)} & {
-        t.data_ptr() for t in tensors_in((inputs, y))
-    }:
-        raise ValueError("validation holds training rows, which a trained network fits too well. Hold rows out.")
+    if isinstance(batches.data, (tuple, dict)):
+        twice = num_known(inputs_and_target(batches.data), (inputs, y))
+        if twice > len(y) / 2:  # a few rows may well be equal by chance
+            raise ValueError(f"validation: {twice} of its {len(y)} rows are those of train. Hold rows out.")
     bar: dict[str, Any] = {"leave": False, "disable": None if progress is None else not progress}
     devices = [like.device] if like.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), batches.generators_kept():
@@ -132,7 +134,7 @@ def from_trained(
         guide = VSDGuide(model, **guide_options)
         if isinstance(model, Regressor) and noise == "learned":
             plain = predict(model, guide, *inputs, num_samples=1, calibration=Calibration(noise=0.0), progress=False)
-            error = plain.mean - y
+            error = plain.mean - check_target(y, tuple(plain.mean.shape))
             model.log_sigma.data.copy_(error.square().mean(0).sqrt().log())
         curvatures = _curvatures(model, guide, batches, max_units, seed, bar)
     make_noise = {name: _noise_maker(A, num_reflections) for name, A in curvatures.items()}
@@ -160,7 +162,7 @@ def _observation_model(
             output = net(*x) if isinstance(x, tuple) else net(x)
         single = isinstance(output, Tensor) and (output.dim() == 1 or output.shape[-1] == 1)
         return (BinaryClassifier if single else Classifier)(network, num_data)
-    outputs = y.shape[-1] if y.dim() > 1 and noise == "learned" else None
+    outputs = y.shape[-1] if y.dim() > 1 and y.shape[-1] > 1 and noise == "learned" else None
     return Regressor(network, num_data, noise=noise, num_outputs=outputs)
 
 

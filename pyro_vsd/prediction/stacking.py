@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_vsd.prediction.base import Array, Prediction, check_labels, check_weights, not_kept, to_tensor
+from pyro_vsd.prediction.base import Array, Prediction, check_labels, check_target, check_weights, not_kept, to_tensor
 from pyro_vsd.prediction.classification import ClassificationPrediction
 from pyro_vsd.prediction.regression import RegressionPrediction
 
@@ -261,7 +261,7 @@ def _densities(prediction: Prediction, y: Tensor) -> Callable[[Tensor], Tensor]:
     if isinstance(prediction, RegressionPrediction):
         samples, scales = prediction.require_samples("stack")
         loc, log_scale = samples.double().cpu(), scales.double().cpu().log()
-        error = (y.double().cpu() - loc).square()
+        error = (check_target(y, tuple(prediction.mean.shape)).double().cpu() - loc).square()
         shape, outputs = (-1, *[1] * (loc.dim() - 1)), 1 if loc.dim() == 2 else loc.shape[-1]
         constant = weights.reshape(shape) / outputs - 0.5 * math.log(2 * math.pi)
 

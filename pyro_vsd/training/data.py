@@ -21,21 +21,25 @@ from torch.utils.data import (
 from pyro_vsd._utils import (
     call_arguments,
     check_integer,
+    map_tensors,
     mix_seed,
     num_rows,
     packs_inputs,
     split_rows,
     split_target,
     take_rows,
+    tensors_in,
     to_device,
 )
 
-__all__ = ["BATCH_SIZE", "Batches", "ShortBatchWatch", "arguments", "inputs_and_target"]
+__all__ = ["BATCH_SIZE", "Batches", "ShortBatchWatch", "all_rows", "arguments", "inputs_and_target", "num_known"]
 
 # Where neither the caller nor a loader says.
 BATCH_SIZE = 100
 # A batch is short if it has at most one in so many rows of the largest: its rows weigh that much more.
 _SHORT = 4
+# Rows that are compared at once.
+_BLOCK = 4096
 
 
 class Weighted(NamedTuple):
@@ -285,6 +289,35 @@ def inputs_and_target(
 ) -> tuple[tuple[Any, ...], Any]:
     """What ``vsd.predict`` takes of a batch, and its target, or ``None``."""
     return split_target(to_device(_plain(batch)[0], device), target)
+
+
+def all_rows(data: Any, name: str) -> Any:
+    """All rows of what :class:`Batches` takes, as one batch: ``(x, y)``, ``(x1, x2, y)`` or a dict.
+
+    :raises TypeError: if there are no targets.
+    """
+    batches = list(Batches(data, name=name).share())
+    if not all(split_target(batch)[1] is not None for batch in batches):
+        raise TypeError(f"{name} must give inputs and targets, (x, y).")
+    for batch in batches:
+        num_rows(batch, name)
+    parts = zip(*map(tensors_in, batches), strict=True)
+    whole = iter([torch.cat(part) if len(part) > 1 and part[0].dim() else part[0] for part in parts])
+    rows = map_tensors(lambda _: next(whole), batches[0])
+    return tuple(rows) if isinstance(rows, list) else rows
+
+
+def num_known(rows: Any, held_out: Any) -> int:
+    """How many held-out rows are equal to one of ``rows``: tensors in the same order."""
+
+    def hashes(tree: Any) -> Iterator[int]:
+        tensors = [t.detach() for t in tensors_in(tree) if t.dim()]
+        for part in split_rows(len(tensors[0]), _BLOCK):
+            block = torch.cat([t[part].reshape(len(t[part]), -1).double().cpu() for t in tensors], 1)
+            yield from (hash(row.tobytes()) for row in block.numpy())
+
+    known = set(hashes(rows))
+    return sum(row in known for row in hashes(held_out))
 
 
 def _plain(batch: Any) -> tuple[Any, Tensor | None]:

@@ -4,10 +4,12 @@ import copy
 import pickle
 import signal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_vsd as vsd
 from pyro_vsd.training import Checkpoint
@@ -70,6 +72,8 @@ def test_a_model_is_copied_and_left_alone():
         (2, 0.5, [0.5, 0.5]),
         (2, None, [None, None]),
         (2, (None, 0.5), [None, 0.5]),
+        (2, np.array([0.1, 0.5]), [0.1, 0.5]),
+        (2, torch.tensor([0.25, 0.5]), [0.25, 0.5]),
     ],
 )
 def test_weights_of_the_kl(members, kl_weight, expected):
@@ -134,17 +138,104 @@ def test_bad_data(data, error, name):
         vsd.Ensemble(cases.regressor, members=2).fit(data)
 
 
+@pytest.mark.parametrize("kind", ["column", "dict", "Dataset", "DataLoader", "two inputs", "two inputs by name"])
+@pytest.mark.filterwarnings("ignore:.*too few to fit")
+def test_kinds_of_data(kind):
+    x, y = rows(100)
+    parts = {"u": x[:, :1], "v": x[:, 1:]}
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(1, 4), nn.Linear(cases.D - 1, 4)
+
+        def forward(self, u, v):
+            return (self.first(u) + self.second(v)).tanh().sum(-1)
+
+    data = {
+        "column": (x, y.unsqueeze(-1)), "dict": {"x": x, "y": y}, "Dataset": TensorDataset(x, y),
+        "DataLoader": DataLoader(TensorDataset(x, y), 30),
+        "two inputs": (*parts.values(), y), "two inputs by name": (parts, y),
+    }  # fmt: skip
+    two = kind.startswith("two")
+
+    def make():
+        return vsd.nn.Regressor(vsd.nn.bayesianize(Both()), 1, noise="learned") if two else cases.regressor()
+
+    options = {**QUICK, "validation": 0.2, "refit": False}
+    inputs = (parts,) if two else (x,)
+    plain = vsd.Ensemble(make, members=2).fit(((tuple(parts.values()), y) if two else (x, y)), **options)
+    found = vsd.Ensemble(make, members=2).fit(data[kind], **options)
+    assert cases.same(numbers(found), numbers(plain))
+    assert_close(found.predict(*inputs, seed=1).mean, plain.predict(*inputs, seed=1).mean)
+    assert found.diagnose(data[kind]).score == plain.diagnose(data[kind]).score
+
+
+def test_named_inputs_of_validation_in_a_different_order():
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, u, v):
+            return self.layer(u - v)
+
+    def fitted(validation):
+        make = lambda: vsd.nn.Regressor(vsd.nn.bayesianize(Difference()), 1, noise="learned")  # noqa: E731
+        options = {**QUICK, "batch_size": 25}
+        return vsd.Ensemble(make, members=2).fit(({"u": u, "v": v}, y), validation=(validation, y[:50]), **options)
+
+    x, y = rows(100)
+    u, v, other = x[:, :1], x[:, 1:2], x[:50, 2:3]
+    same, swapped = fitted({"u": other, "v": other + 1}), fitted({"v": other + 1, "u": other})
+    assert cases.same(numbers(swapped), numbers(same))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x, y: (x[:, 1:], y), lambda x, y: (x.float(), y), lambda x, y: (x, y[:, None])]
+)
+def test_validation_unlike_the_data(change):
+    x, y = rows(100)
+    with pytest.raises(ValueError, match="validation"):
+        vsd.Ensemble(cases.regressor, members=2).fit((x[:60], y[:60]), validation=change(x[60:], y[60:]), **QUICK)
+
+
+@pytest.mark.filterwarnings("ignore:.*too few to fit")
+def test_whole_numbers_are_no_labels_in_regression():
+    x, _ = rows(100)
+    y = torch.arange(100) // 2
+    options = {**QUICK, "refit": False}
+    found = vsd.Ensemble(cases.regressor, members=2).fit((x, y), validation=0.2, **options)
+    assert found.stacking.num_rows == 20
+    found = vsd.Ensemble(cases.regressor, members=2).fit((x[:60], y[:60]), validation=(x[60:], y[60:]), **options)
+    assert found.stacking.num_rows == 40
+
+
 def test_each_class_is_held_out():
     from pyro_vsd.ensemble.rows import split
 
     y = torch.cat([torch.zeros(95), torch.ones(3), torch.full((1,), 2.0), torch.full((2,), 3.0)]).long()
-    train, held_out = split((torch.arange(101), y), 0.1, seed=0)
+    train, held_out = split((torch.arange(101), y), 0.1, seed=0, labelled=True)
     assert sorted(held_out[1].unique().tolist()) == [0, 1, 3]  # the single row of class 2 is trained on
     assert sorted(train[1].unique().tolist()) == [0, 1, 2, 3]
     assert sorted(torch.cat([train[0], held_out[0]]).tolist()) == list(range(101))
 
 
 # ---- training
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cases.regressor(noise="latent"),
+        lambda: cases.regressor(prior=vsd.nn.HierarchicalPrior()),
+    ],
+)
+def test_a_plain_member_has_no_noise_of_any_kind(make):
+    ensemble = vsd.Ensemble(make, members=2, kl_weight=[1.0, None]).fit(rows(), **ONCE)
+    first, second = (ensemble.member_predictions(rows()[0], seed=seed)[1] for seed in (1, 2))
+    assert_close(first.mean, second.mean, rtol=0, atol=1e-6)
+    assert_close(first.aleatoric, second.aleatoric, rtol=1e-6, atol=0)
 
 
 def test_fit_is_reproducible_and_leaves_generators_alone(trained):
@@ -338,6 +429,18 @@ def test_a_killed_run_is_continued_bit_for_bit(make, stop, tmp_path, monkeypatch
     assert cases.same(numbers(finished), whole)
 
 
+def test_a_schedule_is_known_by_its_values(tmp_path):
+    path = tmp_path / "run"
+
+    def fit(slope):
+        return vsd.Ensemble(cases.regressor, 2, [lambda step: slope * step, 1.0]).fit(rows(), checkpoint=path, **ONCE)
+
+    first = fit(0.1)
+    assert cases.same(numbers(fit(0.1)), numbers(first))
+    with pytest.raises(ValueError, match=r"checkpoint.*kl_weight"):
+        fit(0.2)
+
+
 def test_a_checkpoint_of_a_different_run(tmp_path):
     path = tmp_path / "run"
     vsd.Ensemble(cases.regressor, members=2).fit(rows(), checkpoint=path, **ONCE)
@@ -382,3 +485,10 @@ def test_a_network_of_two_inputs():
     ensemble = vsd.Ensemble(lambda: vsd.nn.Regressor(vsd.nn.bayesianize(Both()), num_data=1), members=2)
     ensemble.fit(((x, x), y), **ONCE)
     assert ensemble.predict((x, x), num_samples=4).mean.shape == (400,)
+
+
+@pytest.mark.parametrize("change", [lambda state: None, lambda state: {}, lambda state: {"members": state["members"]}])
+def test_a_state_of_something_else(change):
+    ensemble = vsd.Ensemble(cases.regressor, members=2)
+    with pytest.raises(ValueError, match="state"):
+        ensemble.load_state_dict(change(ensemble.state_dict()))

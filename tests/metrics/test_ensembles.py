@@ -33,3 +33,10 @@ def test_ends():
 def test_one_network_is_no_ensemble():
     with pytest.raises(ValueError, match="plain"):
         deep_ensemble_equivalent(plain()[0], plain()[:1], torch.zeros(400))
+
+
+def test_a_network_that_excludes_a_target():
+    wrong, right, unsure = (torch.tensor([[[1 - p, p]]]) for p in (0.0, 1.0, 0.3))
+    networks = [vsd.ClassificationPrediction.from_samples(p) for p in (wrong, right)]
+    prediction = vsd.ClassificationPrediction.from_samples(unsure)
+    assert deep_ensemble_equivalent(prediction, networks, torch.ones(1).long()) == 2

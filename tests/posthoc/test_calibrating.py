@@ -177,3 +177,9 @@ def test_calibration_is_not_a_number():
     model, guide, x = classifier(40)
     with pytest.raises(TypeError, match=r"\bcalibration\b"):
         vsd.predict(model, guide, x, calibration=2.0)
+
+
+def test_a_score_that_is_not_finite():
+    model, guide, x = regressor()
+    with pytest.raises(ValueError, match="validation"):
+        vsd.calibrate(model, guide, (x, torch.full((len(x),), math.nan)))

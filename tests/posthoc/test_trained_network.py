@@ -172,6 +172,17 @@ def test_regression(outputs):
     assert bool((vsd.predict(model, guide, validation[0]).epistemic > 0).all())
 
 
+def test_a_column_of_targets():
+    x = torch.randn(200, 2)
+    y = x.sum(-1) + 0.1 * torch.randn(200)
+    net = trained(vsd.nn.mlp([2, 10, 1]), x[:100], y[:100, None], nn.functional.mse_loss)
+    one, column = (
+        vsd.from_trained(net, (x[:100], t[:100]), (x[100:], t[100:]), "regression") for t in (y, y.unsqueeze(-1))
+    )
+    assert torch.equal(column[0].log_sigma, one[0].log_sigma)
+    assert torch.equal(column[1].alpha("net.0.weight"), one[1].alpha("net.0.weight"))
+
+
 def test_a_loader_will_do(classes):
     net, train, validation = classes
     sets = [torch.utils.data.TensorDataset(*rows) for rows in (train, validation)]
@@ -217,6 +228,7 @@ def test_progress_is_shown(classes, capsys):
     ("name", "error", "change"),
     [
         ("net", TypeError, {"net": "mlp"}),
+        ("net", ValueError, {"net": nn.ReLU()}),
         ("task", ValueError, {"task": "ranking"}),
         ("validation", ValueError, {"validation": blobs(20)}),
         ("num_reflections", ValueError, {"num_reflections": -1}),
@@ -234,10 +246,11 @@ def test_wrong_arguments(classes, name, error, change):
         vsd.from_trained(**arguments)
 
 
-def test_training_rows_are_no_validation(classes):
+@pytest.mark.parametrize("validation", [lambda t: t, lambda t: t[50:150], lambda t: t[:100].clone()])
+def test_training_rows_are_no_validation(classes, validation):
     net, train, _ = classes
     with pytest.raises(ValueError, match=r"\bvalidation\b"):
-        vsd.from_trained(net, train, train)
+        vsd.from_trained(net, train, tuple(validation(t) for t in train))
 
 
 @pytest.mark.parametrize("num_labels", [None, 1])

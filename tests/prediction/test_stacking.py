@@ -170,3 +170,9 @@ def test_a_zero_probability_is_no_error():
 def test_mix_wants_all_members():
     with pytest.raises(ValueError, match="predictions"):
         Stacking.equal(3).mix([kinds.gaussians(2, 4)])
+
+
+def test_a_column_of_targets_is_stacked_like_the_targets():
+    y = torch.randn(60)  # as many rows as samples: broadcasting would not fail
+    members = [RegressionPrediction.from_samples(y + s * torch.randn(60, 60), torch.tensor(1.0)) for s in (0.1, 1.0)]
+    assert_close(stack(members, y.unsqueeze(-1)).weights, stack(members, y).weights)
