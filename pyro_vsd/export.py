@@ -5,8 +5,9 @@ A draw of the noise is K numbers a layer. So S draws are constants beside the we
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pyro_vsd._utils import check_choice, check_integer, map_tensors, mix_seed, num_rows, take_rows
+from pyro_vsd._utils import check_choice, check_integer, map_tensors, mix_seed, num_rows, take_rows, tensors_in
 from pyro_vsd.distributions.checks import unit_shaped
 from pyro_vsd.distributions.lazy_weight import Draw, LazyWeight, NoiseMismatchError, NoiseSource
 from pyro_vsd.ensemble import Ensemble
@@ -48,7 +49,7 @@ def sampler(
     model                           a dict with
     ==============================  ==============================================================================
     ``Classifier``                  ``probs (B, C)``, ``samples (draws, B, C)``
-    ``BinaryClassifier``            ``probs (B, 2)``, ``samples (draws, B, 2)``
+    ``BinaryClassifier``            ``probs (B, 2)``, ``samples (draws, B, 2)``; ``(…, L, 2)`` for L labels
     ``Regressor``                   ``mean`` and ``stddev`` ``(B,)`` or ``(B, D)``, ``samples``: each draw's mean
     other likelihoods, a network    ``samples (draws, B, …)``: each draw's output of the network
     ==============================  ==============================================================================
@@ -74,8 +75,8 @@ def sampler(
     :param seed: of the draws.
     :param noise: see the table.
     :param calibration: what :func:`pyro_vsd.calibrate` found, as in ``vsd.predict``.
-    :returns: a module that is called as ``module(x)``, with a tuple for networks of several inputs. It is always in
-        evaluation mode; weights are copies.
+    :returns: a module that is called as ``module(x)``, with a tuple or a dict for networks of several inputs. It is
+        always in evaluation mode; weights are copies.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> module = vsd.export.sampler(model, vsd.VSDGuide(model))
@@ -89,6 +90,8 @@ def sampler(
         return _of_ensemble(model, guide, int(draws), int(seed), noise, calibration)
     if guide is None:
         raise TypeError("guide must be the model's VSDGuide; only an Ensemble goes without.")
+    if not isinstance(calibration, Calibration | None):
+        raise TypeError(f"calibration must be what vsd.calibrate returns, not {calibration!r}.")
     if calibration is None:
         return Sampler([_drawn_network(model, guide, int(draws), int(seed), noise)], _kind(model))
     with guide.noise_times(calibration.noise):
@@ -131,7 +134,8 @@ def onnx(
     calibration: Calibration | None = None,
 ) -> None:
     """Writes :func:`sampler` to an ONNX file: a fixed program without random numbers, whose outputs are named as the
-    sampler's. Its input is ``x``, or ``x_0``, ``x_1`` and so on; the first dimension is free.
+    sampler's. Its input is ``x``; of a tuple ``x_0``, ``x_1`` and so on, of a dict ``x_`` and the key. The first
+    dimension is free.
 
     Needs the extra ``export``. One file, or two above two gigabytes.
 
@@ -143,7 +147,12 @@ def onnx(
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise ImportError("vsd.export.onnx needs onnxscript: pip install 'pyro_vsd[export]'.")
-    num_rows(example, "example")
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"path must be the name of a file, not {path!r}.")
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"path: there is no folder {Path(path).parent}.")
+    if not num_rows(example, "example"):
+        raise ValueError("example has no rows.")
     _write_onnx(sampler(model, guide, draws, seed, noise, calibration), path, example)
 
 
@@ -161,6 +170,8 @@ def _write_onnx(module: "Sampler", path: str | PathLike[str], example: Any) -> N
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "# The axis name")  # all inputs share theirs
             torch.onnx.export(program, f=path, dynamo=True, verbose=False, **options)
+    except OSError:  # of the file
+        raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"model: torch cannot turn its network into an ONNX program: {reason}") from error
@@ -285,7 +296,7 @@ class DrawnNetwork(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         noise = [self.get_buffer(f"noise_{i}") for i in range(len(self.weights))]
-        if self.batched is None:
+        if self.batched is None and all(t.shape[0] for t in tensors_in(x) if t.dim()):
             self.batched = self._can_batch(x, noise)
         S = self.draws
         if not self.batched:
@@ -299,9 +310,12 @@ class DrawnNetwork(nn.Module):
             theta = self.network.get_parameter(weight.keys[0])
             drawn = _DrawnWeight(_FixedDraw(theta, given, weight, uses[i] if uses else _Uses([], [])))
             values.update(dict.fromkeys(weight.keys, drawn))
-        out = functional_call(self.network, values, x, tie_weights=False)
+        named = isinstance(x, Mapping)
+        out = functional_call(self.network, values, () if named else x, x if named else None, tie_weights=False)
+        kind = type(out).__name__
+        out = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         if not isinstance(out, Tensor):
-            raise TypeError(f"model: its network must return one tensor, not a {type(out).__name__}.")
+            raise TypeError(f"model: its network must return one tensor or an object with .logits, not a {kind}.")
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
     def _can_batch(self, x: Any, noise: list[Tensor]) -> bool:
@@ -353,8 +367,8 @@ class Sampler(nn.Module):
         like, draws = next(members[0].buffers()), torch.tensor([member.draws for member in members])
         shares = torch.tensor(weights, dtype=like.dtype) / draws
         self.register_buffer("weights", shares.repeat_interleave(draws).to(like))  # (draws,)
-        each = None if factors is None else torch.tensor(factors).repeat_interleave(draws).reshape(-1, 1, 1)
-        self.register_buffer("factors", None if each is None else each.to(like))  # (draws, 1, 1)
+        each = None if factors is None else torch.tensor(factors).repeat_interleave(draws)
+        self.register_buffer("factors", None if each is None else each.to(like))  # (draws,)
 
     def forward(self, x: Any) -> dict[str, Tensor]:
         outputs = torch.cat([member(x) for member in self.members])  # (draws, B, ...)
@@ -364,10 +378,12 @@ class Sampler(nn.Module):
             outputs = outputs.unsqueeze(-1)
         if self.kind == "numbers":
             return self._numbers(outputs)
-        logits = outputs if self.factors is None else outputs / self.factors
+        logits = outputs if self.factors is None else outputs / _each(self.factors, outputs)
         if self.kind == "classes":
             samples = logits.softmax(-1)
         else:
+            if logits.shape[-1] > 1:  # several labels
+                logits = logits.unsqueeze(-1)
             yes = logits.sigmoid()
             samples = torch.cat([1 - yes, yes], -1)
         return {"probs": self._average(samples), "samples": samples}
@@ -376,7 +392,7 @@ class Sampler(nn.Module):
         sigmas: Any = [member.sigma for member in self.members]
         samples, sigma = split_moments(outputs) if sigmas[0] is None else (outputs, torch.cat(sigmas))
         if self.factors is not None:
-            sigma = sigma * self.factors
+            sigma = sigma * _each(self.factors, sigma)
         if samples.shape[-1] == 1:
             samples, sigma = samples.squeeze(-1), sigma.squeeze(-1)
         mean = self._average(samples)
@@ -385,7 +401,12 @@ class Sampler(nn.Module):
 
     def _average(self, values: Tensor) -> Tensor:
         """Over the draws."""
-        return (values * self.weights.reshape(-1, *(1,) * (values.dim() - 1))).sum(0)
+        return (values * _each(self.weights, values)).sum(0)
+
+
+def _each(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number for each draw, beside values ``(draws, …)``."""
+    return numbers.reshape(-1, *(1,) * (like.dim() - 1))
 
 
 def _kind(model: nn.Module) -> str:

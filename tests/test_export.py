@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -209,6 +210,65 @@ def test_two_classes_are_those_of_predict():
     torch.testing.assert_close(out["probs"], prediction.probs)
 
 
+def test_several_labels_are_those_of_predict():
+    model = vsd.nn.BinaryClassifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 6, 3])), num_data=20)
+    model, guide = moved(model, vsd.VSDGuide(model))
+    x, calibration = torch.randn(5, 4), vsd.Calibration(temperature=2.0)
+    for options in ({}, {"calibration": calibration}):
+        out = vsd.export.sampler(model, guide, draws=5, seed=3, noise="random", **options)(x)
+        prediction = vsd.predict(model, guide, x, num_samples=5, seed=3, **options)
+        assert_close(out["samples"], prediction.samples)
+        assert_close(out["probs"], prediction.probs)
+
+
+def test_factors_of_classes_at_positions():
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 6, 3])), num_data=20)
+    (model, guide), x = moved(model, vsd.VSDGuide(model)), torch.randn(5, 7, 4)
+    calibration = vsd.Calibration(temperature=2.0)
+    out = vsd.export.sampler(model, guide, draws=6, seed=3, noise="random", calibration=calibration)(x)
+    prediction = vsd.predict(model, guide, x, num_samples=6, seed=3, calibration=calibration)
+    assert_close(out["samples"], prediction.samples)
+    assert_close(out["probs"], prediction.probs)
+
+
+def test_an_ensemble_of_classes_at_positions():
+    x = torch.randn(40, 3, 4)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 2])), num_data=40)
+    ensemble = vsd.Ensemble(model, members=2, kl_weight=[0.1, 1.0])
+    ensemble.fit((x, (x[..., 0] > 0).long()), epochs=1, validation=None, progress=False)
+    ensemble.stacking = vsd.ensemble.Stacking(torch.tensor([0.4, 0.6]).double(), torch.tensor([1.5, 0.7]))
+    found = vsd.export.sampler(ensemble, draws=6, seed=3, noise="random")(x)
+    assert_close(found["probs"], ensemble.predict(x, num_samples=6, seed=3).probs)
+
+
+class Logits(TwoInputs):
+    """Returns an object, as the models of transformers do."""
+
+    def forward(self, a, b):
+        return SimpleNamespace(logits=super().forward(a, b))
+
+
+def named_inputs():
+    x = {"b": torch.randn(5, 5, dtype=torch.float32), "a": torch.randn(5, 4, dtype=torch.float32)}
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(Logits()), num_data=20).float()
+    return *moved(model, vsd.VSDGuide(model)), x
+
+
+def test_named_inputs_and_objects_with_logits():
+    model, guide, x = named_inputs()
+    module = vsd.export.sampler(model, guide, draws=6, seed=3, noise="random")
+    torch.testing.assert_close(module(x)["samples"], vsd.predict(model, guide, x, num_samples=6, seed=3).samples)
+    assert module.members[0].batched
+
+
+def test_no_rows_come_first():
+    model, guide, x = trained("mlp")
+    module = vsd.export.sampler(model, guide, draws=6)
+    assert module(x[:0])["samples"].shape == (6, 0, 3)
+    assert_close(module(x)["samples"], vsd.export.sampler(model, guide, draws=6)(x)["samples"])
+    assert module.members[0].batched
+
+
 class Counts(vsd.nn.ObservationModel):
     def likelihood(self, output, y):
         return dist.Poisson(output.squeeze(-1).exp()), len(output), y
@@ -408,6 +468,12 @@ def test_options_are_checked(option, value):
         vsd.export.sampler(model, guide, **{option: value})
 
 
+def test_the_calibration_is_checked():
+    model, guide, _ = trained("mlp")
+    with pytest.raises(TypeError, match="calibration"):
+        vsd.export.sampler(model, guide, calibration=2.0)
+
+
 # ---- torch.export
 
 WITHOUT_US = """
@@ -504,6 +570,19 @@ def test_onnx_of_numbers(tmp_path):
 
 @needs_onnx
 @pytest.mark.slow
+def test_onnx_of_named_inputs(tmp_path):
+    import onnxruntime
+
+    model, guide, x = named_inputs()
+    vsd.export.onnx(model, guide, tmp_path / "model.onnx", x, draws=6)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (probs,) = session.run(["probs"], {f"x_{name}": value.numpy() for name, value in x.items()})
+    expected = vsd.export.sampler(model, guide, draws=6)(x)["probs"]
+    torch.testing.assert_close(torch.from_numpy(probs), expected, rtol=0, atol=1e-5)
+
+
+@needs_onnx
+@pytest.mark.slow
 def test_an_onnx_file_holds_the_weights_once(tmp_path):
     torch.set_default_dtype(torch.float32)
     model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([784, 400, 400, 10])), num_data=100)
@@ -528,6 +607,24 @@ def test_what_torch_cannot_capture_raises(tmp_path):
     model = vsd.nn.Classifier(vsd.nn.bayesianize(Choice()), num_data=20)
     with pytest.raises(ValueError, match="model"):
         vsd.export.onnx(model, vsd.VSDGuide(model), tmp_path / "model.onnx", torch.randn(2, 4))
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("name", "error", "word"),
+    [(None, TypeError, "path"), ("nowhere/a.onnx", FileNotFoundError, "path"), (".", IsADirectoryError, ".")],
+)
+def test_onnx_checks_the_path(name, error, word, tmp_path):
+    model, guide, x = trained("mlp")
+    with pytest.raises(error, match=word):
+        vsd.export.onnx(model, guide, name and tmp_path / name, x, draws=2)
+
+
+@needs_onnx
+def test_onnx_needs_a_row(tmp_path):
+    model, guide, x = trained("mlp")
+    with pytest.raises(ValueError, match="example"):
+        vsd.export.onnx(model, guide, tmp_path / "model.onnx", x[:0])
 
 
 def test_onnx_names_the_extra(tmp_path, monkeypatch):
