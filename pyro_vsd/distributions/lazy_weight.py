@@ -477,13 +477,16 @@ def _noise_on(
 
 def _check_input(x: Tensor, axis: int, size: int, draw: Draw) -> None:
     if x.dim() < -axis or x.shape[axis] != size:
+        advice = " Rows come first: a single row x is x[None]." if x.dim() == 1 else ""
         raise ValueError(
             f"{draw.source.name}: the input must have {size} features in dimension {axis}; its shape is "
-            f"{tuple(x.shape)}."
+            f"{tuple(x.shape)}.{advice}"
         )
     dtype = draw.theta.dtype
     if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ValueError(f"{draw.source.name}: the input must have the weight's dtype, {dtype}, not {x.dtype}.")
+        raise ValueError(
+            f"{draw.source.name}: the input must have the weight's dtype, {dtype}, not {x.dtype}. Use x.to({dtype})."
+        )
 
 
 def _unusable(x: Any, draw: Draw) -> bool:

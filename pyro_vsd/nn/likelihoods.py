@@ -22,6 +22,9 @@ __all__ = ["BinaryClassifier", "Classifier", "ObservationModel", "Regressor"]
 
 # Outputs of so many batches are looked at.
 _LOOKS = 4
+# A root mean square of targets above this is far from the unit scale that the start of σ suits; of standardised
+# targets it is 1.
+_LARGE_TARGETS = 10.0
 # Labels that count nothing where outputs have positions, as in torch's cross entropy.
 _IGNORED = -100
 _NOISES = ("learned", "latent", "heteroscedastic")
@@ -459,8 +462,25 @@ class Regressor(ObservationModel):
         mean, sigma, num_rows, single = self._moments(output)
         if y is not None:
             y = _check_targets(y, mean, single).to(mean.dtype)
+            self._look_at_scale(y)
         normal: Any = dist.Normal(mean, sigma, validate_args=False)
         return (normal if single else normal.to_event(1)), num_rows, y
+
+    def _look_at_scale(self, y: Tensor) -> None:
+        """Warns once if the first targets of a training run are far from unit scale, and σ has to find theirs."""
+        if self._looks >= _LOOKS or is_capturing() or not isinstance(self.noise, str) or not _checks_values():
+            return
+        if not (self.training and torch.is_grad_enabled() and y.numel()):
+            return
+        self._looks += 1
+        size = float(y.detach().square().mean().sqrt())
+        if size > _LARGE_TARGETS:
+            self._looks = _LOOKS
+            warnings.warn(
+                f"y: its root mean square is {size:.3g}, but σ starts for targets of unit scale. Standardise y, "
+                "and convert predictions back with prediction.rescaled(std, mean).",
+                stacklevel=2,
+            )
 
     def _moments(self, output: Tensor) -> tuple[Tensor, Any, int, bool]:
         """Mean and σ of shape ``(..., B)`` where there is a single output, else ``(..., B, D)``."""

@@ -192,6 +192,8 @@ def fit(
     >>> len(history), sorted(history[-1])
     (3, ['epoch', 'kl', 'kl_weight', 'log_likelihood', 'loss', 'lr', 'validation'])
     """
+    if hasattr(model, "prototype_trace"):
+        raise TypeError("model is a guide. The model comes first: fit(model, guide, data).")
     if hasattr(epochs, "shape"):
         raise TypeError("epochs is an array. Pass inputs and targets as one tuple: fit(model, guide, (x, y)).")
     if epochs is not None:

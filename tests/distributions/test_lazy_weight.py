@@ -748,6 +748,16 @@ def test_an_input_of_other_features():
         F.linear(torch.randn(5, 7), weight)
 
 
+def test_a_single_row_without_a_batch():
+    with pytest.raises(ValueError, match=r"x\[None\]"):
+        F.linear(torch.randn(1), make_law((3, 4), -1).rsample())
+
+
+def test_an_input_of_a_different_dtype():
+    with pytest.raises(ValueError, match=r"x\.to\(torch\.float64\)"):
+        F.linear(torch.randn(5, 4, dtype=torch.float32), make_law((3, 4), -1).rsample())
+
+
 def test_an_input_without_a_dimension():
     with pytest.raises(ValueError, match=r"\bweight\b"):
         torch.tensor(1.0) @ make_law((4, 3), 0).rsample()

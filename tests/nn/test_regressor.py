@@ -131,3 +131,18 @@ def test_dtype_follows_the_network():
     model = Regressor(bayesianize(mlp([4, 1]).to(torch.float32)), 20, noise="latent")
     assert model.latent_sites()["sigma"]["fn"].loc.dtype == torch.float32
     assert model.to(torch.float64)(X).dtype == torch.float64
+
+
+@pytest.mark.parametrize("noise", ["learned", "latent"])
+def test_targets_far_from_unit_scale(noise):
+    model = Regressor(bayesianize(mlp([3, 4, 1])), num_data=40, noise=noise)
+    x, y = torch.randn(20, 3), torch.randn(20)
+    model(x, y)
+    with pytest.warns(UserWarning, match=r"^y\b.*\brescaled\b"):
+        model(x, 150 + 80 * y)
+    model(x, 150 + 80 * y)  # once
+
+
+def test_a_given_noise_suits_any_targets():
+    model = Regressor(bayesianize(mlp([3, 4, 1])), num_data=40, noise=50.0)
+    model(torch.randn(20, 3), 150 + 80 * torch.randn(20))

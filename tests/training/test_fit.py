@@ -694,3 +694,9 @@ def test_inputs_and_targets_that_are_not_one_tuple():
     model, data = cases.regressor(), cases.data()
     with pytest.raises(TypeError, match="epochs"):
         fit(model, vsd.VSDGuide(model), data.x, data.y)
+
+
+def test_a_guide_in_place_of_the_model():
+    model, data = cases.regressor(), cases.data()
+    with pytest.raises(TypeError, match=r"\bmodel\b.*\bfit\(model, guide, data\)"):
+        fit(vsd.VSDGuide(model), model, data, 1)
