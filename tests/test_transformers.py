@@ -152,6 +152,40 @@ def test_batch_encodings_and_padding_collators():
     torch.testing.assert_close(loaded.probs, one)
 
 
+def halves():
+    """Rows for training and held-out ones."""
+    return tuple({name: value[half] for name, value in batch(rows=96).items()} for half in (slice(48), slice(48, 96)))
+
+
+def test_an_ensemble_keeps_the_base_and_starts_each_adapter():
+    torch.manual_seed(0)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize_lora(with_lora(bert())), num_data=ROWS)
+    base = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
+    ensemble = vsd.Ensemble(model, members=2)
+    first, second = (dict(member.named_parameters()) for member, _ in ensemble.members)
+    assert all(torch.equal(first[name], second[name]) == (name in base) for name in first if not name.endswith("bias"))
+    for _, guide in ensemble.members:
+        assert not any(value.any() for value in guide.mean().values())  # B = 0: the network is the base
+    train, held_out = halves()
+    held_out = {name: held_out[name] for name in reversed(held_out)}
+    with pytest.warns(UserWarning, match="members|rows"):  # one after the other, and few held-out rows
+        ensemble.fit(train, epochs=1, validation=held_out)
+    assert ensemble.predict(inputs(held_out), num_samples=4).probs.shape == (48, 2)
+    for member, _ in ensemble.members:
+        now = dict(member.named_parameters())
+        assert all(torch.equal(now[name], value) for name, value in base.items())
+
+
+def test_an_ensemble_starts_from_adapters_that_are_not_zero():
+    """Both factors stay: the base may have been changed to fit their product, as ``init_lora_weights="pissa"`` does."""
+    net = with_lora(bert(), init_lora_weights=False)
+    factors = [name for name in net.state_dict() if "lora_" in name]
+    model = vsd.nn.Classifier(vsd.nn.bayesianize_lora(net), num_data=ROWS)
+    for member, guide in vsd.Ensemble(model, members=2).members:
+        now = vsd.nn.mean_network(member, guide).state_dict()
+        assert all(torch.equal(now[name], net.state_dict()[name]) for name in factors)
+
+
 def test_calibration_takes_dicts():
     model, guide, _, _ = trained(epochs=2)
     calibration = vsd.calibrate(model, guide, batch(), num_samples=5, noise=False)

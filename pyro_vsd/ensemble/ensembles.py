@@ -47,8 +47,8 @@ class Ensemble:
     normalisation and code that branches on data train one after the other, step by step.
 
     :param model_or_factory: a model, which is copied and started anew for each member (``reset_parameters`` of its
-        layers); or a function without arguments that makes one, called once for each member. Its ``num_data`` is set to
-        the rows that it is trained on.
+        layers; what is frozen stays, and LoRA adapters start as ``peft`` starts them); or a function without arguments
+        that makes one, called once for each member. Its ``num_data`` is set to the rows that it is trained on.
     :param members: how many.
     :param kl_weight: λ of the members: one for each, a number or a schedule (:mod:`pyro_vsd.infer.schedules`), ``None``
         for a plain member without noise; or one for all; ``"spread"`` goes from 0.03 to 3.
@@ -124,7 +124,7 @@ class Ensemble:
         Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
         arguments. Each trains its share of the members, and all have the whole ensemble at the end.
 
-        :param data: ``vsd.datasets.Data`` or a tuple of tensors ``(x, y)``.
+        :param data: ``vsd.datasets.Data``, a tuple of tensors ``(x, y)``, or a dict of inputs and ``"labels"``.
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
             as trained. With fewer than 50 held-out rows the weights are equal.
         :param epochs: passes over the data. By default as many as make 3,000 steps, more for more than 1,000 rows.
@@ -253,7 +253,7 @@ class Ensemble:
     def diagnose(self, data: Any, *, num_samples: int = 100, seed: int = 0) -> Contributions:
         """What each member contributes to the mixture on these rows, best ones that it was not trained on.
 
-        :param data: ``vsd.datasets.Data`` or a tuple ``(x, y)``.
+        :param data: ``vsd.datasets.Data``, a tuple ``(x, y)``, or a dict of inputs and ``"labels"``.
         :param num_samples: of each member.
 
         >>> train, test = vsd.datasets.cubic()

@@ -2,12 +2,14 @@
 
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from pyro_vsd._utils import map_tensors, num_rows, take_rows, tensors_in
+from pyro_vsd._utils import num_rows, split_target, take_rows, tensors_in
 
 __all__ = ["as_rows", "joined", "split"]
 
@@ -15,11 +17,17 @@ Rows = tuple[Any, ...]
 
 
 def as_rows(data: Any, name: str) -> Rows:
-    """``(x, y)``, all as tensors."""
+    """``(x, y)``, all as tensors; inputs of a dict are one ``x``."""
     if hasattr(data, "batches"):  # vsd.datasets.Data
         data = (data.x, data.y)
+    elif isinstance(data, Mapping):
+        (inputs,), y = split_target(data)
+        if y is None:
+            raise ValueError(f"{name} must have its targets under 'labels' or 'y'; its keys are {list(data)}.")
+        data = (inputs, y)
     if not isinstance(data, tuple) or len(data) < 2:
-        raise TypeError(f"{name} must be vsd.datasets.Data or a tuple (x, y) of tensors, not a {type(data).__name__}.")
+        kinds = "vsd.datasets.Data, a tuple (x, y) or a dict of tensors"
+        raise TypeError(f"{name} must be {kinds}, not a {type(data).__name__}.")
     if not num_rows(data, name):
         raise ValueError(f"{name} has no rows.")
     return data
@@ -41,8 +49,11 @@ def split(rows: Rows, validation: Any, seed: int) -> tuple[Rows, Rows | None]:
 
 def joined(rows: Rows, held_out: Rows) -> Rows:
     """All rows of both."""
-    parts = iter([t for t in tensors_in(held_out) if t.dim()])
-    both: Rows = map_tensors(lambda t: torch.cat([t, next(parts)]) if t.dim() else t, rows)
+
+    def join(one: Any, other: Any) -> Any:
+        return torch.cat([one, other]) if isinstance(one, Tensor) and one.dim() else one
+
+    both: Rows = tree_map(join, rows, held_out)
     return both
 
 
