@@ -277,6 +277,24 @@ def test_several_adapters_each_have_their_noise():
     assert torch.equal(vsd.predict(model, guide, inputs(data), num_samples=3, seed=0).probs, first)
 
 
+def test_adapters_of_convolutions_have_noise_on_their_ranks():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+    net = peft.get_peft_model(net, peft.LoraConfig(r=4, target_modules=["0"]))
+    model = vsd.nn.Classifier(vsd.nn.bayesianize_lora(net, vsd.nn.HierarchicalPrior()), num_data=10)
+    guide = vsd.VSDGuide(model)
+    (name,) = (name for name, site in guide.sites.items() if site.kind == "weight")
+    assert guide.alpha(name).shape == (4,)
+    vsd.fit(model, guide, (torch.randn(10, 3, 3, 3), torch.randint(2, (10,))), epochs=1)
+
+
+class Attention(nn.Module):
+    """``peft`` merges the adapters of such a layer into its weights in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+
+
 class Int8Linear(nn.Module):
     """A layer that hides its product, as those of quantised models."""
 
@@ -293,8 +311,9 @@ def hidden_product(net):
         (lambda: with_lora(bert(), use_dora=True), "model"),
         (lambda: hidden_product(with_lora(bert())), "lora_B"),
         (lambda: merged(with_lora(bert())), "merged"),
+        (lambda: peft.get_peft_model(Attention(), peft.LoraConfig(target_modules=["attention"])), "model"),
     ],
-    ids=["no LoRA", "DoRA", "quantised", "merged"],
+    ids=["no LoRA", "DoRA", "quantised", "merged", "attention"],
 )
 def test_layers_without_a_plain_product_raise(make, named):
     with pytest.raises(ValueError, match=named):
