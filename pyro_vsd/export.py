@@ -21,7 +21,7 @@ from pyro_vsd.ensemble import Ensemble
 from pyro_vsd.infer.predictive import _Draws
 from pyro_vsd.nn import BayesianNetwork, BinaryClassifier, Classifier, Regressor
 from pyro_vsd.nn.export import network_of, plain_copy, site_name
-from pyro_vsd.nn.likelihoods import split_moments
+from pyro_vsd.nn.likelihoods import network_output, split_moments
 from pyro_vsd.prediction import Calibration
 
 __all__ = ["DrawnNetwork", "Sampler", "onnx", "sampler"]
@@ -74,8 +74,8 @@ def sampler(
     :param seed: of the draws.
     :param noise: see the table.
     :param calibration: what :func:`pyro_vsd.calibrate` found, as in ``vsd.predict``.
-    :returns: a module that is called as ``module(x)``, with a tuple for networks of several inputs. It is always in
-        evaluation mode; weights are copies.
+    :returns: a module that is called as ``module(x)``, with a tuple or a dict for networks of several inputs. It is
+        always in evaluation mode; weights are copies.
 
     >>> model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([4, 8, 3])), num_data=100)
     >>> module = vsd.export.sampler(model, vsd.VSDGuide(model))
@@ -131,7 +131,7 @@ def onnx(
     calibration: Calibration | None = None,
 ) -> None:
     """Writes :func:`sampler` to an ONNX file: a fixed program without random numbers, whose outputs are named as the
-    sampler's. Its input is ``x``, or ``x_0``, ``x_1`` and so on; the first dimension is free.
+    sampler's. Its input is ``x``, or ``x_0``, ``x_1`` and so on, or ``x_<key>`` for dicts; the first dimension is free.
 
     Needs the extra ``export``. One file, or two above two gigabytes.
 
@@ -299,9 +299,11 @@ class DrawnNetwork(nn.Module):
             theta = self.network.get_parameter(weight.keys[0])
             drawn = _DrawnWeight(_FixedDraw(theta, given, weight, uses[i] if uses else _Uses([], [])))
             values.update(dict.fromkeys(weight.keys, drawn))
-        out = functional_call(self.network, values, x, tie_weights=False)
-        if not isinstance(out, Tensor):
-            raise TypeError(f"model: its network must return one tensor, not a {type(out).__name__}.")
+
+        def network(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self.network, values, args, kwargs, tie_weights=False)
+
+        out = network_output(network, x)
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
     def _can_batch(self, x: Any, noise: list[Tensor]) -> bool:

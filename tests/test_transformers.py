@@ -186,6 +186,22 @@ def test_an_ensemble_starts_from_adapters_that_are_not_zero():
         assert all(torch.equal(now[name], net.state_dict()[name]) for name in factors)
 
 
+@pytest.mark.parametrize("kind", ["llama", "bert", "bert_tokens", "t5"])
+def test_exported_samplers_take_dicts(kind):
+    model, guide, _, _ = trained(kind, epochs=1)
+    data = inputs(batch(kind))
+    sampler = vsd.export.sampler(model, guide, draws=3, seed=0, noise="random")
+    torch.testing.assert_close(sampler(data)["probs"], vsd.predict(model, guide, data, num_samples=3, seed=0).probs)
+
+
+def test_trained_adapters_get_noise_from_dicts():
+    train, held_out = halves()
+    net = vsd.nn.bayesianize_lora(with_lora(bert(), init_lora_weights=False))
+    model, guide = vsd.from_trained(net, train, held_out, num_samples=5, max_units=8)
+    assert all("lora_B" in name for name in guide.sites)
+    assert vsd.predict(model, guide, inputs(held_out), num_samples=3).probs.shape == (48, 2)
+
+
 def test_calibration_takes_dicts():
     model, guide, _, _ = trained(epochs=2)
     calibration = vsd.calibrate(model, guide, batch(), num_samples=5, noise=False)
