@@ -463,3 +463,20 @@ def test_trainer_takes_models_of_ours_only(tmp_path):
     model, guide = lora_model()
     with pytest.raises(TypeError, match="model"):
         trainer(tmp_path, copy.deepcopy(model.net), guide)
+
+
+def test_trainer_takes_the_guide_second(tmp_path):
+    model, _ = lora_model()
+    with pytest.raises(TypeError, match=r"\bguide\b"):
+        VSDTrainer(model, transformers.TrainingArguments(str(tmp_path), use_cpu=True))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"gradient_checkpointing": True}, {"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 1.0}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+def test_settings_that_do_not_apply_raise(tmp_path, setting):
+    with pytest.raises(ValueError, match=r"\bargs\b"):
+        trainer(tmp_path, *lora_model(), **setting)
