@@ -295,11 +295,40 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 
 def reset_parameters_(net: nn.Module) -> nn.Module:
-    """Draws every layer's parameters anew, in place, each as its class does when it is made."""
+    """Draws every layer's parameters anew, in place, each as its class does when it is made.
+
+    What is frozen stays. Of a LoRA adapter the first factor is drawn where the second is zero, as ``peft`` starts it:
+    the network then still computes what it did. Other adapters stay.
+    """
+    kept = {id(factor) for factor in _started_factors(net)}
     for module in net.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
+        reset = getattr(module, "reset_parameters", None)
+        if not callable(reset) or id(module) in kept or _is_frozen(module):
+            continue
+        frozen = [(p, p.detach().clone()) for p in module.parameters() if not p.requires_grad]
+        reset()
+        with torch.no_grad():
+            for parameter, value in frozen:
+                parameter.copy_(value)
     return net
+
+
+def _started_factors(net: nn.Module) -> Iterator[nn.Module]:
+    """Factors of LoRA adapters that are not to be drawn anew."""
+    layer: Any
+    for layer in net.modules():
+        if isinstance(getattr(layer, "lora_B", None), nn.ModuleDict):
+            for name, factor in layer.lora_B.items():
+                yield factor
+                if bool(factor.weight.any()):
+                    yield layer.lora_A[name]
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters, none of which is trained, and no random weight (a buffer outside of states)."""
+    parameters = list(module.parameters())
+    random = any(part._non_persistent_buffers_set for part in module.modules())
+    return bool(parameters) and not random and not any(p.requires_grad for p in parameters)
 
 
 class Watch:

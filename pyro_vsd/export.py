@@ -5,7 +5,7 @@ A draw of the noise is K numbers a layer. So S draws are constants beside the we
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from pyro_vsd.ensemble import Ensemble
 from pyro_vsd.infer.predictive import _Draws
 from pyro_vsd.nn import BayesianNetwork, BinaryClassifier, Classifier, Regressor
 from pyro_vsd.nn.export import network_of, plain_copy, site_name
-from pyro_vsd.nn.likelihoods import split_moments
+from pyro_vsd.nn.likelihoods import network_output, split_moments
 from pyro_vsd.prediction import Calibration
 
 __all__ = ["DrawnNetwork", "Sampler", "onnx", "sampler"]
@@ -310,12 +310,11 @@ class DrawnNetwork(nn.Module):
             theta = self.network.get_parameter(weight.keys[0])
             drawn = _DrawnWeight(_FixedDraw(theta, given, weight, uses[i] if uses else _Uses([], [])))
             values.update(dict.fromkeys(weight.keys, drawn))
-        named = isinstance(x, Mapping)
-        out = functional_call(self.network, values, () if named else x, x if named else None, tie_weights=False)
-        kind = type(out).__name__
-        out = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-        if not isinstance(out, Tensor):
-            raise TypeError(f"model: its network must return one tensor or an object with .logits, not a {kind}.")
+
+        def network(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self.network, values, args, kwargs, tie_weights=False)
+
+        out = network_output(network, x)
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
     def _can_batch(self, x: Any, noise: list[Tensor]) -> bool:

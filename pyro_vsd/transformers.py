@@ -27,6 +27,9 @@ from pyro_vsd.training.fitting import make_elbo
 
 __all__ = ["VSDTrainer"]
 
+# Settings that the Trainer applies to a model of its own.
+_UNUSED = ("activation_checkpointing", "gradient_checkpointing", "label_smoothing_factor", "neftune_noise_alpha")
+
 
 class VSDTrainer(Trainer):
     r"""The ``Trainer`` of ``transformers`` for a model and its guide. The loss is that of a row,
@@ -75,6 +78,11 @@ class VSDTrainer(Trainer):
     ):
         if not isinstance(model, ObservationModel):
             raise TypeError(f"model must be one of vsd.nn, such as Classifier, not a {type(model).__name__}.")
+        if not isinstance(guide, nn.Module):
+            raise TypeError(f"guide must be the model's guide, as vsd.VSDGuide(model), not {type(guide).__name__}.")
+        for name in _UNUSED:
+            if getattr(args, name, None):
+                raise ValueError(f"args: {name} does not work with a model of vsd.nn. Leave it out.")
         if not any(True for _ in guide.parameters()):
             raise ValueError("guide has no parameters yet. Call guide.setup(x, y) with the model's arguments first.")
         check_integer("num_samples", num_samples, 1)

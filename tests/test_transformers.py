@@ -152,6 +152,56 @@ def test_batch_encodings_and_padding_collators():
     torch.testing.assert_close(loaded.probs, one)
 
 
+def halves():
+    """Rows for training and held-out ones."""
+    return tuple({name: value[half] for name, value in batch(rows=96).items()} for half in (slice(48), slice(48, 96)))
+
+
+def test_an_ensemble_keeps_the_base_and_starts_each_adapter():
+    torch.manual_seed(0)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize_lora(with_lora(bert())), num_data=ROWS)
+    base = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
+    ensemble = vsd.Ensemble(model, members=2)
+    first, second = (dict(member.named_parameters()) for member, _ in ensemble.members)
+    assert all(torch.equal(first[name], second[name]) == (name in base) for name in first if not name.endswith("bias"))
+    for _, guide in ensemble.members:
+        assert not any(value.any() for value in guide.mean().values())  # B = 0: the network is the base
+    train, held_out = halves()
+    held_out = {name: held_out[name] for name in reversed(held_out)}
+    with pytest.warns(UserWarning, match="members|rows"):  # one after the other, and few held-out rows
+        ensemble.fit(train, epochs=1, validation=held_out)
+    assert ensemble.predict(inputs(held_out), num_samples=4).probs.shape == (48, 2)
+    for member, _ in ensemble.members:
+        now = dict(member.named_parameters())
+        assert all(torch.equal(now[name], value) for name, value in base.items())
+
+
+def test_an_ensemble_starts_from_adapters_that_are_not_zero():
+    """Both factors stay: the base may have been changed to fit their product, as ``init_lora_weights="pissa"`` does."""
+    net = with_lora(bert(), init_lora_weights=False)
+    factors = [name for name in net.state_dict() if "lora_" in name]
+    model = vsd.nn.Classifier(vsd.nn.bayesianize_lora(net), num_data=ROWS)
+    for member, guide in vsd.Ensemble(model, members=2).members:
+        now = vsd.nn.mean_network(member, guide).state_dict()
+        assert all(torch.equal(now[name], net.state_dict()[name]) for name in factors)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "bert_tokens", "t5"])
+def test_exported_samplers_take_dicts(kind):
+    model, guide, _, _ = trained(kind, epochs=1)
+    data = inputs(batch(kind))
+    sampler = vsd.export.sampler(model, guide, draws=3, seed=0, noise="random")
+    torch.testing.assert_close(sampler(data)["probs"], vsd.predict(model, guide, data, num_samples=3, seed=0).probs)
+
+
+def test_trained_adapters_get_noise_from_dicts():
+    train, held_out = halves()
+    net = vsd.nn.bayesianize_lora(with_lora(bert(), init_lora_weights=False))
+    model, guide = vsd.from_trained(net, train, held_out, num_samples=5, max_units=8)
+    assert all("lora_B" in name for name in guide.sites)
+    assert vsd.predict(model, guide, inputs(held_out), num_samples=3).probs.shape == (48, 2)
+
+
 def test_calibration_takes_dicts():
     model, guide, _, _ = trained(epochs=2)
     calibration = vsd.calibrate(model, guide, batch(), num_samples=5, noise=False)
@@ -243,6 +293,24 @@ def test_several_adapters_each_have_their_noise():
     assert torch.equal(vsd.predict(model, guide, inputs(data), num_samples=3, seed=0).probs, first)
 
 
+def test_adapters_of_convolutions_have_noise_on_their_ranks():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+    net = peft.get_peft_model(net, peft.LoraConfig(r=4, target_modules=["0"]))
+    model = vsd.nn.Classifier(vsd.nn.bayesianize_lora(net, vsd.nn.HierarchicalPrior()), num_data=10)
+    guide = vsd.VSDGuide(model)
+    (name,) = (name for name, site in guide.sites.items() if site.kind == "weight")
+    assert guide.alpha(name).shape == (4,)
+    vsd.fit(model, guide, (torch.randn(10, 3, 3, 3), torch.randint(2, (10,))), epochs=1)
+
+
+class Attention(nn.Module):
+    """``peft`` merges the adapters of such a layer into its weights in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+
+
 class Int8Linear(nn.Module):
     """A layer that hides its product, as those of quantised models."""
 
@@ -259,8 +327,9 @@ def hidden_product(net):
         (lambda: with_lora(bert(), use_dora=True), "model"),
         (lambda: hidden_product(with_lora(bert())), "lora_B"),
         (lambda: merged(with_lora(bert())), "merged"),
+        (lambda: peft.get_peft_model(Attention(), peft.LoraConfig(target_modules=["attention"])), "model"),
     ],
-    ids=["no LoRA", "DoRA", "quantised", "merged"],
+    ids=["no LoRA", "DoRA", "quantised", "merged", "attention"],
 )
 def test_layers_without_a_plain_product_raise(make, named):
     with pytest.raises(ValueError, match=named):
@@ -394,3 +463,20 @@ def test_trainer_takes_models_of_ours_only(tmp_path):
     model, guide = lora_model()
     with pytest.raises(TypeError, match="model"):
         trainer(tmp_path, copy.deepcopy(model.net), guide)
+
+
+def test_trainer_takes_the_guide_second(tmp_path):
+    model, _ = lora_model()
+    with pytest.raises(TypeError, match=r"\bguide\b"):
+        VSDTrainer(model, transformers.TrainingArguments(str(tmp_path), use_cpu=True))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"gradient_checkpointing": True}, {"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 1.0}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+def test_settings_that_do_not_apply_raise(tmp_path, setting):
+    with pytest.raises(ValueError, match=r"\bargs\b"):
+        trainer(tmp_path, *lora_model(), **setting)

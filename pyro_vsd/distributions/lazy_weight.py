@@ -259,12 +259,12 @@ class Draw:
         eps = kept.pop(key, None)
         if eps is None:
             eps = self._normals(torch.Size(size), generator)
+        if self.requires_grad and self._with_gradients and not torch.compiler.is_compiling() and _in_checkpoint():
+            raise ValueError(
+                f"{self.source.name} is used inside of torch.utils.checkpoint, which would compute its gradients "
+                "without the draw. Remove the checkpoint."
+            )
         if self.requires_grad and not torch.is_grad_enabled():
-            if self._with_gradients and _in_reentrant_checkpoint():
-                raise ValueError(
-                    f"{self.source.name} is used inside of torch.utils.checkpoint, which would compute its gradients "
-                    "without the draw. Remove the checkpoint."
-                )
             kept[key] = eps
         return eps
 
@@ -309,13 +309,17 @@ class Draw:
         return self.theta * unit_shaped(self.scale, self.noise_dim, len(self.event_shape))
 
 
-def _in_reentrant_checkpoint() -> bool:
-    """Whether ``checkpoint(…, use_reentrant=True)`` is among the callers: gradients are off inside, so that a training
-    step would miss those of the weight without an error."""
+def _in_checkpoint() -> bool:
+    """Whether ``torch.utils.checkpoint`` calls the part of the network that uses a weight. It computes that part again
+    in the backward pass, outside of the network's call and so without the draw. A checkpoint around the whole model
+    draws again."""
     frame: Any = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+        module = frame.f_globals.get("__name__", "")
+        if module == "torch.utils.checkpoint":
             return True
+        if module.startswith("pyro") and module != __name__:  # the call of the whole network
+            return False
         frame = frame.f_back
     return False
 

@@ -47,8 +47,8 @@ class Ensemble:
     normalisation and code that branches on data train one after the other, step by step.
 
     :param model_or_factory: a model, which is copied and started anew for each member (``reset_parameters`` of its
-        layers); or a function without arguments that makes one, called once for each member. Its ``num_data`` is set to
-        the rows that it is trained on.
+        layers; what is frozen stays, and LoRA adapters start as ``peft`` starts them); or a function without arguments
+        that makes one, called once for each member. Its ``num_data`` is set to the rows that it is trained on.
     :param members: how many.
     :param kl_weight: λ of the members: one for each, a number or a schedule (:mod:`pyro_vsd.infer.schedules`), ``None``
         for a plain member without noise; or one for all; ``"spread"`` goes from 0.03 to 3.

@@ -1,7 +1,7 @@
 """Observation models: a Bayesian network with a likelihood for classes or numbers."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -105,14 +105,7 @@ class ObservationModel(PyroModule):
 
     def _output(self, x: Any) -> Tensor:
         """The network's output, a plain tensor of at least single precision."""
-        output = self.net(*x) if isinstance(x, tuple) else self.net(**x) if isinstance(x, Mapping) else self.net(x)
-        if not isinstance(output, Tensor):
-            output, kind = getattr(output, "logits", None), type(output).__name__
-            if not isinstance(output, Tensor):
-                raise TypeError(
-                    f"net must return one tensor or an object with .logits, not a {kind}. Wrap it in a module that "
-                    "picks the output."
-                )
+        output = network_output(self.net, x)
         # Subclasses that mark vectorised particles end here, and so does the low precision of autocast.
         particles = isinstance(output, ParticleTensor)
         if type(output) is not Tensor:
@@ -194,6 +187,20 @@ class ObservationModel(PyroModule):
                         getattr(module, name)
         context.used = used
         return recorder.sites
+
+
+def network_output(net: Callable[..., Any], x: Any) -> Tensor:
+    """What a network gives for an input, a tuple or a dict of several: a tensor, or the ``.logits`` of an object."""
+    output = net(*x) if isinstance(x, tuple) else net(**x) if isinstance(x, Mapping) else net(x)
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"net must return one tensor or an object with .logits, not a {type(output).__name__}. Wrap it in a module "
+            "that picks the output."
+        )
+    return logits
 
 
 class _SiteRecorder(Messenger):

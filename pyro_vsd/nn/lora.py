@@ -1,13 +1,14 @@
 """LoRA adapters, Bayesian: noise between the two factors of each adapter."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from pyro_vsd.distributions.layers import MODULES
-from pyro_vsd.nn.bayesian_network import BayesianNetwork, bayesianize
+from pyro_vsd.nn.bayesian_network import BayesianNetwork, WeightSite, bayesianize
 from pyro_vsd.nn.priors import GaussianPrior, Prior
 
 __all__ = ["bayesianize_lora"]
@@ -39,8 +40,8 @@ def bayesianize_lora(
     found = list(_factors(model))
     if not found:
         raise ValueError(
-            "model has no LoRA layers. Add adapters with peft.get_peft_model, or use vsd.nn.bayesianize for other "
-            "networks."
+            "model has no LoRA adapters of Linear or convolution layers. Add some with peft.get_peft_model, or use "
+            "vsd.nn.bayesianize for other networks."
         )
     names = [adapters] if isinstance(adapters, str) else adapters
     unknown = sorted(set(names or ()) - {name for _, _, name, _ in found})
@@ -55,7 +56,17 @@ def bayesianize_lora(
             "adapters: they are frozen. Load them with PeftModel.from_pretrained(…, is_trainable=True), or make them "
             "active with model.set_adapter(name)."
         )
-    return bayesianize(model, prior, include=lambda path, _: path in paths, inplace=inplace)
+    network = bayesianize(model, prior, include=lambda path, _: path in paths, inplace=inplace)
+    network.weight_sites[:] = [_noise_on_ranks(site, paths) for site in network.weight_sites]
+    return network
+
+
+def _noise_on_ranks(site: WeightSite, paths: set[str]) -> WeightSite:
+    """A convolution's adapter has its noise between the factors, too: on input channels."""
+    if not isinstance(site.noise_dim, dict) or not paths & {key.removesuffix(".weight") for key in site.keys}:
+        return site
+    axis = site.noise_dim["in"]
+    return replace(site, noise_dim=axis, scale_dim=axis)
 
 
 def _factors(model: nn.Module) -> Iterator[tuple[str, Any, str, nn.Module]]:
@@ -74,6 +85,11 @@ def _check(path: str, layer: Any, name: str, factor: nn.Module) -> None:
     """Raises where the output is not that of ``lora_B`` applied to the output of ``lora_A``."""
     if getattr(layer, "merged", False):
         raise ValueError(f"model: the adapters of {path} are merged into its weight. Call model.unmerge_adapter().")
+    if isinstance(getattr(layer, "base_layer", None), nn.MultiheadAttention):
+        raise ValueError(
+            f"model: {path} is an nn.MultiheadAttention, into whose weights peft merges the adapter in each call, so "
+            "that they do not stay as they are. Leave it out of target_modules."
+        )
     if name in getattr(layer, "lora_variant", {}):
         kind = type(layer.lora_variant[name]).__name__.removesuffix("Variant")
         raise ValueError(

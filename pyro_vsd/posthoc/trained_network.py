@@ -15,12 +15,12 @@ from pyro_vsd._utils import (
     evaluation_mode,
     num_rows,
     take_rows,
-    to_device,
 )
 from pyro_vsd.diagnosis import best_droprates, best_variances, leading_reflections
 from pyro_vsd.diagnosis.gauss_newton import curvature_or_reason
 from pyro_vsd.infer import VSDGuide, predict
 from pyro_vsd.nn import BayesianNetwork, BinaryClassifier, Classifier, ObservationModel, Regressor, bayesianize
+from pyro_vsd.nn.likelihoods import network_output
 from pyro_vsd.posthoc.calibrating import FEWEST, rows_of
 from pyro_vsd.prediction import Calibration
 from pyro_vsd.prediction.base import check_target
@@ -158,9 +158,8 @@ def _observation_model(
     network = net if isinstance(net, BayesianNetwork) else bayesianize(net)
     if task == "classification":
         with torch.no_grad(), evaluation_mode(net):
-            x = take_rows(inputs[0], slice(0, 2))
-            output = net(*x) if isinstance(x, tuple) else net(x)
-        single = isinstance(output, Tensor) and (output.dim() == 1 or output.shape[-1] == 1)
+            output = network_output(net, take_rows(inputs[0], slice(0, 2)))
+        single = output.dim() == 1 or output.shape[-1] == 1
         return (BinaryClassifier if single else Classifier)(network, num_data)
     outputs = y.shape[-1] if y.dim() > 1 and y.shape[-1] > 1 and noise == "learned" else None
     return Regressor(network, num_data, noise=noise, num_outputs=outputs)
@@ -176,7 +175,7 @@ def _curvatures(
     seen = 0
     with tqdm(desc="from_trained: curvature", unit="row", total=batches.num_rows, **bar) as rows:
         for batch in batches.sample(seed, batches.num_rows):
-            args, kwargs = arguments(to_device(batch, device))
+            args, kwargs = arguments(batch, device, model)
             found, reasons = curvature_or_reason(model, guide, args, kwargs, max_units, num_labels=1, wide=True)
             count = num_rows(batch)
             seen += count
