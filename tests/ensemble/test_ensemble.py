@@ -203,7 +203,7 @@ def test_validation_unlike_the_data(change):
 @pytest.mark.filterwarnings("ignore:.*too few to fit")
 def test_whole_numbers_are_no_labels_in_regression():
     x, _ = rows(100)
-    y = torch.arange(100) // 2
+    y = torch.arange(100) % 9
     options = {**QUICK, "refit": False}
     found = vsd.Ensemble(cases.regressor, members=2).fit((x, y), validation=0.2, **options)
     assert found.stacking.num_rows == 20
