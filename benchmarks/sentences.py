@@ -457,13 +457,18 @@ def differences() -> list[str]:
         for task in TASKS:
             found = stored(task)
             for domain in ("movies", None):
-                pairs = [(found[method][s], found["lora"][s]) for s in found.get(method, ())]
-                if not pairs:
-                    cells.append("–")
-                    continue
-                cells.append(cell([value(a, "nll", domain) - value(b, "nll", domain) for a, b in pairs], 3))
+                pairs = [(found[method][s], found["lora"][s]) for s in found[method]]
+                cells.append(interval([value(a, "nll", domain) - value(b, "nll", domain) for a, b in pairs]))
         lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
     return lines
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half the width of Student's 95 % interval; bold where zero is outside."""
+    mean, count = statistics.mean(values), len(values)
+    half = float(scipy.stats.t.ppf(0.975, count - 1)) * statistics.stdev(values) / count**0.5
+    found = f"{mean:.3f} ± {half:.3f}"
+    return f"**{found}**" if abs(mean) > half else found
 
 
 def render() -> str:
@@ -475,7 +480,7 @@ def render() -> str:
             for place, domain in (("movies", "movies"), ("shifted", None))
         ]
         parts += [f"**{title}**:", "", *table(task, columns), ""]
-    parts += ["**Differences of the NLL** to that of LoRA, paired by seed:", "", *differences(), ""]
+    parts += ["**Differences of the NLL** to that of LoRA, paired by seed, with 95 % intervals:", "", *differences(), ""]
     parts += [
         "**Rank correlations** of σ with the raters' standard deviation, and of the whole variance with the error:"
     ]
