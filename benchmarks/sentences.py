@@ -480,7 +480,8 @@ def render() -> str:
             for place, domain in (("movies", "movies"), ("shifted", None))
         ]
         parts += [f"**{title}**:", "", *table(task, columns), ""]
-    parts += ["**Differences of the NLL** to that of LoRA, paired by seed, with 95 % intervals:", "", *differences(), ""]
+    parts += ["**Differences of the NLL** to that of LoRA, paired by seed, with 95 % intervals:", ""]
+    parts += [*differences(), ""]
     parts += [
         "**Rank correlations** of σ with the raters' standard deviation, and of the whole variance with the error:"
     ]

@@ -1,5 +1,6 @@
 """Observation models: a Bayesian network with a likelihood for classes or numbers."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -24,7 +25,7 @@ __all__ = ["BinaryClassifier", "Classifier", "ObservationModel", "Regressor"]
 _LOOKS = 4
 # A root mean square of targets above this is far from the unit scale that the start of σ suits; of standardised
 # targets it is 1.
-_LARGE_TARGETS = 10.0
+_LARGE_TARGETS = 100.0
 # Labels that count nothing where outputs have positions, as in torch's cross entropy.
 _IGNORED = -100
 _NOISES = ("learned", "latent", "heteroscedastic")
@@ -481,7 +482,7 @@ class Regressor(ObservationModel):
             return
         self._looks += 1
         size = float(y.detach().square().mean().sqrt())
-        if size > _LARGE_TARGETS:
+        if _LARGE_TARGETS < size < math.inf:
             self._looks = _LOOKS
             warnings.warn(
                 f"y: its root mean square is {size:.3g}, but σ starts for targets of unit scale. Standardise y, "
