@@ -53,6 +53,8 @@ PLAIN = len(VSD)
 # What is trained; see ``program``.
 PROGRAMS = ("main", "axis-0", "axis-1", "T-0", "T-20")
 METRICS = {"log_likelihood": "Test log-likelihood", "rmse": "RMSE"}
+# Mixtures whose σ may grow with the members' disagreement.
+WIDENED = ("single1", "vsd", "plain", "mixed5", "mixed10")
 # Of the paper's experiments.
 PAPERS = ("mc_dropout", "bbb")
 # Log-likelihoods and RMSEs of DUN's repository: residual networks, 10 samples, ensembles of 5.
@@ -84,6 +86,7 @@ ELSEWHERE = {
     "yacht": -1.577,
 }  # fmt: skip
 METHODS = {
+    "base_rate": "the training targets' distribution alone",
     "plain": "one plain network",
     "plain1_stacked_ordinary": "the same, σ from held-out rows",
     "plain_one_sigma_ordinary": "five plain networks, one σ",
@@ -91,13 +94,23 @@ METHODS = {
     "mc_dropout": "MC dropout, tuned",
     "bbb": "mean-field VI, tuned",
     "fitted": "a plain network with fitted noise",
-    "T-0": "one VD network (T = 0), λ = 1",
+    "T-0": "one VD network (T = 0)",
     "T-20": "one VSD network, T = 20",
     "single": "one VSD network, T = 2",
     "single1_stacked_ordinary": "the same, σ from held-out rows",
-    "vsd_stacked_ordinary": "**five VSD networks, stacked**",
-    "mixed5_stacked_ordinary": "λ = .03, .1, 1 and two plain networks, stacked",
+    "vsd_stacked_ordinary": "five VSD networks, stacked",
+    "mixed5_stacked_ordinary": "three VSD and two plain networks, stacked",
     "mixed10_stacked_ordinary": "five VSD and five plain networks, stacked",
+    "plain1_stacked_base_ordinary": "**with the base rate:** one plain network",
+    "plain_stacked_base_ordinary": "five plain networks, stacked",
+    "single1_stacked_base_ordinary": "one VSD network",
+    "vsd_stacked_base_ordinary": "five VSD networks, stacked",
+    "mixed5_stacked_base_ordinary": "three VSD and two plain networks, stacked",
+    "mixed10_stacked_base_ordinary": "five VSD and five plain networks, stacked",
+    "plain_widened_ordinary": "**σ by disagreement, and the base rate:** five plain networks",
+    "vsd_widened_ordinary": "five VSD networks",
+    "mixed5_widened_ordinary": "three VSD and two plain networks",
+    "mixed10_widened_ordinary": "five VSD and five plain networks",
 }
 
 
@@ -217,77 +230,98 @@ def stored(work: Path, name: str, split: int, seed: int, key: str) -> Path:
     return work / f"{name}-{split:02d}-seed{seed}-{key}.pt"
 
 
-def disagreement(predictions: Sequence[vsd.Prediction], y: Tensor) -> tuple[float, float]:
-    """σ and g of :func:`widened`, the best on these rows."""
-    mixed = vsd.ensemble.mixture(predictions)
+def with_base_rate(mixed: Any, share: float) -> vsd.RegressionPrediction:
+    """The mixture with this share of the targets' own distribution, N(0, 1) where they are standardised."""
+    samples, number = mixed.samples.double(), len(mixed.samples)
+    scales = mixed.scales.double().expand_as(samples)
+    weights = torch.full((number,), 1 / number).double() if mixed.weights is None else mixed.weights
+    base = torch.zeros_like(samples[:1])
+    return vsd.RegressionPrediction.from_samples(
+        torch.cat([samples, base]),
+        torch.cat([scales, base + 1]),
+        torch.cat([(1 - share) * weights, base[0, :1] + share]),
+    )
+
+
+def widened(mixed: Any, point: Sequence[float]) -> vsd.RegressionPrediction:
+    """The mixture whose Normals have the variance σ² + g² v at each row, where v is the samples' variance there.
+
+    :param point: log σ, log g and the log of the share of the base rate.
+    """
+    variance = math.exp(2 * point[0]) + math.exp(2 * point[1]) * mixed.epistemic.double()
+    samples = mixed.samples.double()
+    wide = vsd.RegressionPrediction.from_samples(samples, variance.sqrt().expand_as(samples), mixed.weights)
+    return with_base_rate(wide, math.exp(point[2]))
+
+
+def disagreement(predictions: Sequence[vsd.Prediction], y: Tensor) -> list[float]:
+    """What :func:`widened` is best with on these rows. The base rate has a share of at least one in all rows."""
+    mixed, least = vsd.ensemble.mixture(predictions), -math.log(len(y) + 1)
 
     def loss(point: Any) -> float:
-        return -float(widened(mixed, float(point[0]), float(point[1])).log_prob(y).double().mean())
+        return -float(widened(mixed, [float(v) for v in point]).log_prob(y).double().mean())
 
-    start = min([(s, g) for s in (-4.0, -2.0, -0.5) for g in (-2.0, 0.0, 1.5)], key=loss)
-    options = {"maxfev": 80, "xatol": 0.01, "fatol": 1e-4}
-    found = minimize(loss, start, method="Nelder-Mead", bounds=[(-7.0, 2.0), (-3.0, 4.0)], options=options)
-    return float(found.x[0]), float(found.x[1])
-
-
-def widened(mixed: Any, log_sigma: float, log_g: float) -> vsd.RegressionPrediction:
-    """The mixture whose Normals have the variance σ² + g² v at each row, where v is the samples' variance there."""
-    variance = math.exp(2 * log_sigma) + math.exp(2 * log_g) * mixed.epistemic.double()
-    samples = mixed.samples.double()
-    return vsd.RegressionPrediction.from_samples(samples, variance.sqrt().expand_as(samples), mixed.weights)
+    points = [(s, g, e) for s in (-4.0, -2.0, -0.5) for g in (-2.0, 0.0, 1.5) for e in (least, -2.0)]
+    bounds = [(-7.0, 2.0), (-3.0, 4.0), (least, -0.5)]
+    options = {"maxfev": 120, "xatol": 0.01, "fatol": 1e-4}
+    found = minimize(loss, min(points, key=loss), method="Nelder-Mead", bounds=bounds, options=options)
+    return [float(v) for v in found.x]
 
 
 def score(work: Path, name: str, split: int, seed: int) -> dict[str, Any]:
-    """All methods of a split, from what its networks predicted."""
+    """All methods of a split, from what its networks predicted. ``ordinary`` is the log-likelihood of ordinary rows."""
     parts = {path.stem.split(f"seed{seed}-")[1]: path for path in work.glob(f"{name}-{split:02d}-seed{seed}-*.pt")}
     found = {key: torch.load(path) for key, path in parts.items()}
     main = found["main"]
     y_mean, y_std = main["y_mean"], main["y_std"]
     y, y_held = (main[key].double() * y_std + y_mean for key in ("y", "y_held"))
     before, again, test = ([prediction(p) for p in main[key]] for key in ("before", "again", "test"))
-    # Rows to fit on: what the members predict of them, and the targets.
+    # Rows to fit on: what the members predict of them, and the targets. Gap rows come with the ordinary ones.
     rows = {"ordinary": (before, main["y_held"])}
     for kind in ("axis", "direction"):
         folds = [found[key] for key in sorted(found) if key.startswith(kind)]
         if folds:
-            members = range(len(before))
-            pooled = [prediction(*(fold["before"][m] for fold in folds)) for m in members]
-            rows[kind] = pooled, torch.cat([fold["y_held"] for fold in folds])
-            both = [prediction(main["before"][m], *(fold["before"][m] for fold in folds)) for m in members]
-            rows[f"{kind}+"] = both, torch.cat([main["y_held"], rows[kind][1]])
+            pooled = [prediction(p, *(fold["before"][m] for fold in folds)) for m, p in enumerate(main["before"])]
+            rows[kind] = pooled, torch.cat([main["y_held"], *(fold["y_held"] for fold in folds)])
     methods: dict[str, Any] = {}
 
     def scored(mixed: vsd.RegressionPrediction, target: Tensor) -> tuple[float, float]:
         mixed = mixed.to(torch.float64).rescaled(y_std, y_mean)
         return vsd.metrics.log_likelihood(mixed, target), vsd.metrics.rmse(mixed, target)
 
-    def add(method: str, mixed: Any, ordinary: Any = None, **more: Any) -> None:
+    def add(method: str, mixed: Any, ordinary: Any = None) -> None:
         values = dict(zip(METRICS, scored(mixed, y), strict=True))
         if ordinary is not None:
             values["ordinary"] = scored(ordinary, y_held)[0]
-        methods[method] = {key: float(f"{value:.5g}") for key, value in values.items()} | more
+        methods[method] = {key: float(f"{value:.5g}") for key, value in values.items()}
 
+    nothing = [torch.zeros(1, len(target)) for target in (y, y_held)]
+    add("base_rate", *(vsd.RegressionPrediction.from_samples(zeros, torch.ones(1)) for zeros in nothing))
     for key in [key for key in found if key.startswith("T-")]:
         add(key, prediction(found[key]["test"][0]))
     add("fitted", prediction(main["fitted"][0]))
     add("plain", test[PLAIN], before[PLAIN])
     add("single", test[SINGLE], before[SINGLE])
-    for mixture, chosen in {"plain1": [PLAIN], "single1": [SINGLE], **MIXTURES}.items():
-        for kind, (members, targets) in rows.items():
+    for kind, (members, targets) in rows.items():
+        for mixture, chosen in {"plain1": [PLAIN], "single1": [SINGLE], **MIXTURES}.items():
+            if kind != "ordinary" and mixture not in WIDENED:
+                continue
             own = [members[m] for m in chosen]
             stacking = vsd.ensemble.stack(own, targets)
-            sigma = [("one_sigma", one_sigma(own, targets, stacking.levels))] if mixture in ("vsd", "plain") else []
-            for label, how in [("stacked", stacking), *sigma]:
+            ways = {"stacked": stacking}
+            if mixture == "plain":
+                assert stacking.levels is not None
+                ways["one_sigma"] = one_sigma(own, targets, stacking.levels)
+            for label, how in ways.items():
                 there = how.carried_over([again[m] for m in chosen]).mix([test[m] for m in chosen])
                 ordinary = how.carried_over([before[m] for m in chosen]).mix([before[m] for m in chosen])
-                weights = [round(w, 3) for w in how.weights.tolist()]
-                levels = [round(v, 3) for v in (how.factors * how.levels.exp()).tolist()]
-                add(f"{mixture}_{label}_{kind}", there, ordinary, weights=weights, sigma=levels)
-            if mixture in ("vsd", "plain", "mixed5"):
+                add(f"{mixture}_{label}_{kind}", there, ordinary)
+                share = 1 / (len(targets) + 1)
+                add(f"{mixture}_{label}_base_{kind}", *(with_base_rate(p, share) for p in (there, ordinary)))
+            if mixture in WIDENED:
                 point = disagreement(own, targets)
                 there, ordinary = (vsd.ensemble.mixture([p[m] for m in chosen]) for p in (test, before))
-                both = widened(there, *point), widened(ordinary, *point)
-                add(f"{mixture}_widened_{kind}", *both, point=[round(v, 3) for v in point])
+                add(f"{mixture}_widened_{kind}", widened(there, point), widened(ordinary, point))
     seconds = round(sum(part["cpu_seconds"] for part in found.values()), 1)
     return {"set": name, "split": split, "seed": seed, "cpu_seconds": seconds, "methods": methods}
 

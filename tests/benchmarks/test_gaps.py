@@ -39,12 +39,20 @@ def test_disagreement_widens_where_the_members_differ():
     means = apart * torch.randn(5, 400, generator=generator)
     y = torch.where(apart > 0, 3.0, 0.1) * torch.randn(400, generator=generator)
     predictions = [vsd.RegressionPrediction.from_samples(m[None], torch.tensor([0.1])) for m in means]
-    mixed = gaps.widened(vsd.ensemble.mixture(predictions), *gaps.disagreement(predictions, y))
+    mixed = gaps.widened(vsd.ensemble.mixture(predictions), gaps.disagreement(predictions, y))
     sigma = mixed.variance.sqrt()
     assert float(sigma[:200].mean()) == pytest.approx(0.1, rel=0.2)
     assert float(sigma[200:].mean()) > 2
 
 
+def test_a_base_rate_bounds_the_loss():
+    sure = vsd.RegressionPrediction.from_samples(torch.full((1, 1), 5.0), torch.tensor([0.01]))
+    mixed = gaps.with_base_rate(sure, 0.1)
+    expected = torch.distributions.Normal(0.0, 1.0).log_prob(torch.tensor(-1.0)) + torch.tensor(0.1).log()
+    assert float(mixed.log_prob(torch.tensor([-1.0]))) == pytest.approx(float(expected))
+
+
+@pytest.mark.slow
 def test_a_split_of_made_up_data(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(360, 3, generator=generator)
@@ -64,11 +72,11 @@ def test_a_split_of_made_up_data(tmp_path, monkeypatch):
     monkeypatch.setattr(vsd.Ensemble, "fit", lambda self, *args, **options: fit(self, *args, epochs=2, **options))
     monkeypatch.setattr(gaps, "PAPERS", ())
     folders = [str(tmp_path), str(tmp_path / "work")]
-    monkeypatch.setattr("sys.argv", ["gaps", *folders, "--sets", "yacht", "--programs", "main", "axis-0", "T-0"])
+    monkeypatch.setattr("sys.argv", ["gaps", *folders, "--sets", "yacht", "--programs", "main", "axis-0"])
     gaps.main()
     (path,) = gaps.RESULTS.glob("*.json")
     methods = json.loads(path.read_text())["methods"]
-    assert {"plain", "single", "fitted", "T-0", "vsd_stacked_ordinary", "vsd_stacked_axis"} <= methods.keys()
+    assert {"plain", "single", "fitted", "vsd_stacked_base_ordinary", "vsd_widened_axis"} <= methods.keys()
     assert all(math.isfinite(v[m]) for v in methods.values() for m in gaps.METRICS)
     assert "| five plain networks, stacked | " in gaps.tables()
 
