@@ -85,6 +85,7 @@ ELSEWHERE = {
     "boston": -2.512, "concrete": -3.306, "energy": -7.55, "kin8nm": 1.237, "power": -2.869, "wine": -0.958,
     "yacht": -1.577,
 }  # fmt: skip
+# Rows of the tables; ``GROUPS`` are headings above some of them.
 METHODS = {
     "base_rate": "the training targets' distribution alone",
     "plain": "one plain network",
@@ -93,25 +94,38 @@ METHODS = {
     "plain_stacked_ordinary": "five plain networks, stacked",
     "mc_dropout": "MC dropout, tuned",
     "bbb": "mean-field VI, tuned",
-    "fitted": "a plain network with fitted noise",
+    "fitted": "one plain network with fitted noise",
     "T-0": "one VD network (T = 0)",
+    "single": "one VSD network (T = 2)",
     "T-20": "one VSD network, T = 20",
-    "single": "one VSD network, T = 2",
-    "single1_stacked_ordinary": "the same, σ from held-out rows",
+    "single1_stacked_ordinary": "one VSD network (T = 2), σ from held-out rows",
     "vsd_stacked_ordinary": "five VSD networks, stacked",
     "mixed5_stacked_ordinary": "three VSD and two plain networks, stacked",
     "mixed10_stacked_ordinary": "five VSD and five plain networks, stacked",
-    "plain1_stacked_base_ordinary": "**with the base rate:** one plain network",
+    "plain1_stacked_base_ordinary": "one plain network",
     "plain_stacked_base_ordinary": "five plain networks, stacked",
     "single1_stacked_base_ordinary": "one VSD network",
     "vsd_stacked_base_ordinary": "five VSD networks, stacked",
     "mixed5_stacked_base_ordinary": "three VSD and two plain networks, stacked",
     "mixed10_stacked_base_ordinary": "five VSD and five plain networks, stacked",
-    "plain_widened_ordinary": "**σ by disagreement, and the base rate:** five plain networks",
+    "plain_widened_ordinary": "five plain networks",
     "vsd_widened_ordinary": "five VSD networks",
     "mixed5_widened_ordinary": "three VSD and two plain networks",
     "mixed10_widened_ordinary": "five VSD and five plain networks",
 }
+GROUPS = {
+    "plain1_stacked_base_ordinary": "*the same with the base rate:*",
+    "plain_widened_ordinary": "*σ grows with disagreement, and the base rate:*",
+}
+# Rows of the table of what is lost on ordinary rows.
+COSTS = {
+    f"{mixture}_{way}_ordinary": f"{members}, {label}"
+    for mixture, members in (("plain", "five plain"), ("vsd", "five VSD"), ("mixed10", "both"))
+    for way, label in (("stacked", "stacked"), ("stacked_base", "with the base rate"), ("widened", "σ by disagreement"))
+}
+# Rows of the table of kinds of held-out rows.
+KINDS = {"ordinary": "ordinary", "axis": "and gaps along inputs", "direction": "and gaps along random directions"}
+WAYS = {"stacked": "stacked", "stacked_base": "with the base rate", "widened": "σ by disagreement"}
 
 
 def load_split(name: str, root: str | Path, split: int) -> tuple[vsd.datasets.Data, vsd.datasets.Data]:
@@ -354,8 +368,10 @@ def load(name: str) -> list[dict[str, Any]]:
 def means(name: str, metric: str) -> dict[str, float]:
     """The mean over splits of each method that was run on all of them."""
     runs = load(name)
-    known = {method for method in METHODS if runs and all(metric in run.get(method, {}) for run in runs)}
-    return {m: sum(run[m][metric] for run in runs) / len(runs) for m in METHODS if m in known}
+    known = [
+        method for method in {k: None for run in runs for k in run} if all(metric in r.get(method, {}) for r in runs)
+    ]
+    return {m: sum(run[m][metric] for run in runs) / len(runs) for m in known}
 
 
 def best_published(name: str) -> float:
@@ -364,35 +380,53 @@ def best_published(name: str) -> float:
 
 def tables() -> str:
     """The tables of the page, in Markdown."""
-    lines = []
     sets = [name for name in FOLDERS if load(name)]
-    heads = [f"{n.capitalize()} ({len(load(n))})" for n in sets]
+    found = {metric: {n: means(n, metric) for n in sets} for metric in (*METRICS, "ordinary")}
+    lines = []
     for index, (metric, title) in enumerate(METRICS.items()):
-        lines += [f"{title}:", "", "| | " + " | ".join(heads) + " |" + " above |" * (not index)]
-        lines += ["|---|" + "---|" * (len(sets) + (not index))]
+        extra = not index  # how many are above
+        lines += [f"{title}:", "", *_head(sets, "above" if extra else None)]
         for label, row in PUBLISHED.items():
-            cells = [_cell(row[n][index], metric, n, False) for n in sets]
-            lines.append(f"| published: {label} | " + " | ".join(cells) + " |" + " |" * (not index))
-        if not index:
-            cells = [f"{ELSEWHERE[n]:.3f}" if n in ELSEWHERE else "–" for n in sets]
-            lines.append("| published elsewhere, best | " + " | ".join(cells) + " | |")
-        found = {n: means(n, metric) for n in sets}
+            lines.append(_row(f"published: {label}", [row[n][index] for n in sets], extra=" |" * extra))
+        if extra:
+            lines.append(_row("published elsewhere, best", [ELSEWHERE.get(n) for n in sets], extra=" |"))
         for method, label in METHODS.items():
-            values = [found[n].get(method) for n in sets]
-            if any(value is not None for value in values):
-                cells = ["–" if v is None else _cell(v, metric, n) for v, n in zip(values, sets, strict=True)]
-                there = [(v, n) for v, n in zip(values, sets, strict=True) if v is not None]
-                above = f" {sum(v > best_published(n) for v, n in there)} of {len(there)} |" if not index else ""
-                lines.append(f"| {label} | " + " | ".join(cells) + " |" + above)
+            if method in GROUPS:
+                lines.append(f"| {GROUPS[method]} |" + " |" * (len(sets) + extra))
+            values = [found[metric][n].get(method) for n in sets]
+            above = [v > best_published(n) for v, n in zip(values, sets, strict=True) if v is not None]
+            if above:
+                bold = [v is not None and extra and v > best_published(n) for v, n in zip(values, sets, strict=True)]
+                lines.append(_row(label, values, bold, f" {sum(above)} of {len(above)} |" if extra else ""))
         lines.append("")
-    return "\n".join(lines)
+    lines += ["Log-likelihood of ordinary rows, held out:", "", *_head(sets)]
+    lines += [_row(label, [found["ordinary"][n].get(method) for n in sets]) for method, label in COSTS.items()]
+    lines += ["", "Held-out rows of several kinds:", ""]
+    chosen = [n for n in sets if "mixed5_stacked_axis" in found["ordinary"][n]]
+    lines += ["| | fitted on rows | " + " | ".join(f"{n.capitalize()}: gap | ordinary" for n in chosen) + " |"]
+    lines += ["|---|---|" + "---|" * (2 * len(chosen))]
+    for mixture, members in (("plain", "five plain"), ("vsd", "five VSD"), ("mixed5", "three VSD, two plain")):
+        for way, how in WAYS.items():
+            for kind, label in KINDS.items():
+                method = f"{mixture}_{way}_{kind}"
+                values = [found[m][n].get(method) for n in chosen for m in ("log_likelihood", "ordinary")]
+                if any(v is not None for v in values):
+                    lines.append(_row(f"{members}, {how} | {label}", values))
+    return "\n".join([*lines, ""])
 
 
-def _cell(value: float, metric: str, name: str, ours: bool = True) -> str:
-    """The mean; bold where the log-likelihood is above the best published one."""
-    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 0
-    text = f"{value:.{digits}f}"
-    return f"**{text}**" if ours and metric == "log_likelihood" and value > best_published(name) else text
+def _head(sets: Sequence[str], extra: str | None = None) -> list[str]:
+    columns = [f"{name.capitalize()} ({len(load(name))})" for name in sets] + ([extra] if extra else [])
+    return ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+
+
+def _row(label: str, values: Sequence[float | None], bold: Sequence[bool] = (), extra: str = "") -> str:
+    cells = []
+    for number, value in enumerate(values):
+        digits = 0 if value is None else 3 if abs(value) < 10 else 2 if abs(value) < 100 else 0
+        text = "–" if value is None else f"{value:.{digits}f}"
+        cells.append(f"**{text}**" if number < len(bold) and bold[number] else text)
+    return f"| {label} | " + " | ".join(cells) + " |" + extra
 
 
 def write(page: Path) -> None:
