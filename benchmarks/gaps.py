@@ -3,6 +3,7 @@
     python -m benchmarks.gaps DATA WORK                 # all sets; continues where it was stopped
     python -m benchmarks.gaps DATA WORK --sets yacht --splits 2
     python -m benchmarks.gaps DATA WORK --score         # scores again what is in WORK, without training
+    python -m benchmarks.gaps DATA WORK --figure FILE   # predictions of the rows in three gaps
     python -m benchmarks.gaps --write PAGE              # the tables of what is there, between a page's marks
 
 Foong et al. 2019: for each input the rows are sorted by it, and the middle third is the test set. The index files are
@@ -445,6 +446,30 @@ def write(page: Path) -> None:
     page.write_text(f"{before}<!-- table -->\n{tables()}<!-- end -->{after}")
 
 
+def figure(root: str | Path, work: Path, path: Path) -> None:
+    """Five stacked VSD networks in the first gap of three sets: predictions of some test rows against their targets."""
+    import matplotlib.pyplot as plt
+
+    names, chosen = ("power", "energy", "naval"), MIXTURES["vsd"]
+    drawing, axes = plt.subplots(1, 3, figsize=(9.6, 3.3), layout="constrained")
+    for name, ax in zip(names, axes, strict=True):
+        main, (data, _) = torch.load(stored(work, name, 0, 0, "main")), load_split(name, root, 0)
+        before, again, test = ([prediction(main[k][m]) for m in chosen] for k in ("before", "again", "test"))
+        stacking = vsd.ensemble.stack(before, main["y_held"]).carried_over(again)
+        y_mean, y_std = main["y_mean"], main["y_std"]
+        mixed = stacking.mix(test).to(torch.float64).rescaled(y_std, y_mean)
+        rows = torch.randperm(len(mixed), generator=torch.Generator().manual_seed(0))[:150]
+        truth, known = main["y"].double() * y_std + y_mean, data.y.double() * y_std + y_mean
+        ax.axhspan(float(known.min()), float(known.max()), color="0.92", label="range of the training targets")
+        width = 2 * mixed.variance.sqrt()[rows]
+        ax.errorbar(truth[rows], mixed.mean[rows], width, fmt="o", markersize=2.5, linewidth=0.7, label="mean ± 2 sd")
+        ends = [float(truth.min()), float(truth.max())]
+        ax.plot(ends, ends, "k-", linewidth=0.8, label="perfect")
+        ax.set(title=name.capitalize(), xlabel="target", ylabel="prediction" if name == names[0] else "")
+    axes[0].legend(fontsize="x-small", frameon=False)
+    drawing.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", help="the folder that holds UCI_Datasets and UCI_Datasets_gap")
@@ -454,6 +479,7 @@ def main() -> None:
     parser.add_argument("--programs", nargs="*", default=list(PROGRAMS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--score", action="store_true")
+    parser.add_argument("--figure", type=Path, metavar="FILE")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -461,6 +487,8 @@ def main() -> None:
         return write(options.write)
     if options.data is None or options.work is None:
         parser.error("give the folder that holds UCI_Datasets, and one to work in")
+    if options.figure:
+        return figure(options.data, options.work, options.figure)
     for folder in (RESULTS, options.work):
         folder.mkdir(parents=True, exist_ok=True)
     for name in options.sets:
