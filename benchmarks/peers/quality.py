@@ -29,7 +29,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -863,43 +863,37 @@ def version(package: str) -> str:
     return vsd.__version__ if package == "pyro_vsd" else importlib.metadata.version(package)
 
 
-def run(task: str, methods: list[str], splits: int, folder: str | None, short: bool = False) -> dict[str, str]:
-    """Measures what is not stored; returns why methods were skipped. A short run takes few steps and stores nothing."""
-    skipped: dict[str, str] = {}
+def run(task: str, methods: list[str], seed: int, folder: str | None, short: bool = False) -> None:
+    """Measures what is not stored of a split. A short run takes few steps and stores nothing."""
     rows: dict[str, Any] = TABLES if task in UCI else IMAGES | {
-        # MNIST has no stored results of shift.py to take
-        name: (shift.METHODS[name], None, "pyro_vsd") for name in (*ABOVE, *OURS) if task != "digits"
+        # what shift.py has not stored
+        name: (shift.METHODS[name], None, "pyro_vsd") for name in (*ABOVE, *OURS) if name not in shift.stored(task)
     }  # fmt: skip
-    for seed in range(splits):
-        split: Any = None
-        for method in [name for name in rows if (not methods or name.strip("*") in methods) and name not in skipped]:
-            path = path_of(task, method, seed)
-            if path.exists() and not short:
-                continue
-            if split is None and task in UCI:
-                split = Table(task, seed, str(folder), steps=20 if short else UCI_STEPS)
-            elif split is None:
-                split = shift.Split(shift.TASKS[task], seed, folder, epochs=1 if short else None)
-                if task != "digits":
-                    split.task = replace(split.task, plain=shift.ENSEMBLE)
-            start = time.process_time()
-            # A package may fail in any way; the others are measured all the same.
-            try:
-                used = version(rows[method][2])
-                predict, chosen = rows[method][0](split)
-                found = scores_of_table(predict, split) if task in UCI else shift.quality(predict, split)
-            except Exception as error:
-                skipped[method] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                print(f"{task} {method}: skipped, {skipped[method]}", flush=True)
-                continue
-            seconds = round(time.process_time() - start, 1)
-            result = {"method": method.strip("*"), "seed": seed, "version": used, "chosen": chosen}
-            if not short:
-                text = json.dumps(result | {"cpu_seconds": seconds} | found, indent=1, allow_nan=False)
-                path.write_text(text + "\n", encoding="utf-8")
-            shown = found.get("clean", found)
-            print(f"{path.name:60s} {seconds:6.0f} s  {shown}", flush=True)
-    return skipped
+    elsewhere = from_ensembles(task) if task in UCI and not short else {}
+    split: Any = None
+    for method in [name for name in rows if not methods or name.strip("*") in methods]:
+        path = path_of(task, method, seed)
+        if (path.exists() and not short) or seed in elsewhere.get(method, {}):
+            continue
+        if split is None and task in UCI:
+            split = Table(task, seed, str(folder), steps=20 if short else UCI_STEPS)
+        elif split is None:
+            split = shift.Split(shift.TASKS[task], seed, folder, epochs=1 if short else None)
+        start = time.process_time()
+        # A package may fail in any way; the others are measured all the same.
+        try:
+            used = version(rows[method][2])
+            predict, chosen = rows[method][0](split)
+            found = scores_of_table(predict, split) if task in UCI else shift.quality(predict, split)
+        except Exception as error:
+            print(f"{task} {method}: skipped, {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
+            continue
+        seconds = round(time.process_time() - start, 1)
+        result = {"method": method.strip("*"), "seed": seed, "version": used, "chosen": chosen}
+        if not short:
+            text = json.dumps(result | {"cpu_seconds": seconds} | found, indent=1, allow_nan=False)
+            path.write_text(text + "\n", encoding="utf-8")
+        print(f"{path.name:60s} {seconds:6.0f} s  {found.get('clean', found)}", flush=True)
 
 
 def cost(task: str = "digits", rounds: int = 5, number: int = 20) -> dict[str, dict[str, float]]:
@@ -942,18 +936,42 @@ def lines(function: Callable[..., Any] | None) -> str:
     return "" if function is None else str(steps.num_lines(function))
 
 
-def stored(task: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Results by name and split, of methods that have all splits; for digits with those of shift.py."""
-    from_shift = shift.stored(task) if task == "digits" else {}
-    own = TABLES if task in UCI else dict.fromkeys((*ABOVE, *IMAGES, *OURS))
+def from_ensembles(task: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Stored results of benchmarks/ensembles.py and of the paper's experiments on the same splits."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for method in own:
-        paths = {seed: path_of(task, method, seed) for seed in range(20)}
-        results = {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in paths.items() if path.exists()}
-        results = results or from_shift.get(method, {})
-        if len(results) >= (1 if task == "mnist" else SPLITS):
-            found[method] = results
+    for seed in range(SPLITS):
+        path = RESULTS.parent / "ensembles" / f"{task}-{seed:02d}-seed0.json"
+        methods = json.loads(path.read_text(encoding="utf-8"))["methods"]
+        found.setdefault("**VSD**", {})[seed] = methods["single"]
+        found.setdefault("**VSD ensemble**", {})[seed] = methods["vsd_stacked"]
+        path = RESULTS.parent / f"uci_{task}" / "mc_dropout-seed0.json"
+        every = json.loads(path.read_text(encoding="utf-8"))["groups"]["tuned"]
+        scores = {metric: every[metric][seed] for metric in ("log_likelihood", "rmse", "coverage")}
+        found.setdefault("MC dropout, tuned", {})[seed] = scores
     return found
+
+
+def stored(task: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Results by name and split, also of shift.py and ensembles.py. Of a UCI set: the splits that all rows have."""
+    elsewhere = from_ensembles(task) if task in UCI else shift.stored(task)
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for method in TABLES if task in UCI else (*ABOVE, *IMAGES, *OURS):
+        paths = {seed: path_of(task, method, seed) for seed in range(SPLITS)}
+        results = {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in paths.items() if path.exists()}
+        if results := results or elsewhere.get(method, {}):
+            found[method] = results
+    if found.keys() <= elsewhere.keys():
+        return {}
+    if task not in UCI:
+        return found
+    shared = set.intersection(*(set(own) for own in found.values()))
+    return {method: {seed: own[seed] for seed in sorted(shared)} for method, own in found.items()} if shared else {}
+
+
+def titled(method: str, results: dict[int, Any], most: int) -> str:
+    """The name in a table, with the number of splits where a row has fewer than others."""
+    number = f" ({len(results)} {'splits' if len(results) > 1 else 'split'})" if len(results) < most else ""
+    return TITLES.get(method, method) + number
 
 
 def image_columns(task: str) -> list[shift.Column]:
@@ -970,7 +988,7 @@ def image_table(task: str) -> str:
         function = IMAGES[method][1] if method in IMAGES else WRITTEN.get(method)
         cells.append(lines(function))
         cells += [shift.times(about[key]) if key in about else "" for key in ("step", "prediction")]
-        rows[TITLES.get(method, method)] = cells
+        rows[titled(method, results[method], len(results["VSD"]))] = cells
     return shift.markdown("", [title for title, _, _ in columns] + ["lines", "step", "prediction"], rows)
 
 
@@ -980,7 +998,7 @@ def image_differences(task: str) -> str:
     for method, own in results.items():
         seeds = sorted(set(own) & set(results["VSD"]))
         if method != "VSD" and len(seeds) > 2:
-            rows[TITLES.get(method, method)] = [
+            rows[titled(method, own, len(results["VSD"]))] = [
                 shift.interval([read(results["VSD"][s]) - read(own[s]) for s in seeds], form)  # type: ignore[operator]
                 for _, read, form in columns
             ]
@@ -988,44 +1006,41 @@ def image_differences(task: str) -> str:
 
 
 def uci_table(metric: str, sign: float, form: str) -> str:
-    results = {task: stored(task) for task in UCI}
+    results = {task: found for task in UCI if (found := stored(task))}
+    titles = [f"{task.capitalize()} ({len(found['**VSD**'])})" for task, found in results.items()]
     rows = {}
     for method in TABLES:
-        if any(method in results[task] for task in UCI):
-            values = [[sign * r[metric] for r in results[task].get(method, {}).values()] for task in UCI]
+        values = [[sign * r[metric] for r in own.get(method, {}).values() if metric in r] for own in results.values()]
+        if any(values):
             rows[method] = [shift.estimate(own, form) for own in values]
-    return shift.markdown("", [task.capitalize() for task in UCI], rows)
+    return shift.markdown("", titles, rows)
 
 
 def mean_ranks() -> str:
-    """How the methods rank on average over sets and splits that all of them have."""
-    found: dict[str, list[list[int]]] = {}
-    for task in UCI:
-        results = stored(task)
-        for seed in range(SPLITS):
-            own = {method: r[seed] for method, r in results.items() if seed in r}
-            if len(own) < len(TABLES):
-                continue
+    """How the methods rank on average over sets and splits."""
+    places: dict[str, dict[str, list[int]]] = {}
+    for found in map(stored, UCI):
+        for seed in found.get("**VSD**", {}):
             for metric, sign in (("log_likelihood", -1), ("rmse", 1)):
-                order = sorted(own, key=lambda method: sign * own[method][metric])
-                for place, method in enumerate(order, 1):
-                    found.setdefault(method, [[], []])[metric == "rmse"].append(place)
-    rows = {m: [f"{statistics.fmean(p):.1f}" for p in found[m]] for m in TABLES if m in found}
-    return shift.markdown("", ["rank by NLL", "rank by RMSE"], rows) if rows else ""
+                values = {method: sign * own[seed][metric] for method, own in found.items()}
+                for method, value in values.items():
+                    place = 1 + sum(other < value for other in values.values())
+                    places.setdefault(method, {}).setdefault(metric, []).append(place)
+    rows = {m: [f"{statistics.fmean(p):.1f}" for p in places[m].values()] for m in TABLES if m in places}
+    return shift.markdown("", ["rank by NLL", "rank by RMSE"], rows)
 
 
 def tables() -> str:
     """The second part of README.md."""
     parts = []
     if stored("digits"):
-        parts += ["**Digits, five splits**", image_table("digits")]
+        parts += [f"**Digits, {SPLITS} splits**", image_table("digits")]
         parts += ["**Digits: paired differences**", image_differences("digits")]
     if any(stored(task) for task in UCI):
-        parts += ["**UCI, five splits: NLL**", uci_table("log_likelihood", -1, ".3f")]
+        parts += ["**UCI: NLL** (number of splits)", uci_table("log_likelihood", -1, ".3f")]
         parts += ["**UCI: RMSE**", uci_table("rmse", 1, ".3f")]
         parts += ["**UCI: share of targets in the 95 % interval**", uci_table("coverage", 1, ".2f")]
-        if ranks := mean_ranks():
-            parts += [f"**UCI: mean rank of {len(TABLES)}**", ranks]
+        parts += ["**UCI: mean rank**", mean_ranks()]
     if stored("mnist"):
         parts += ["**MNIST, 784-400-400-10, 10 epochs, one seed**", image_table("mnist")]
     return "\n\n".join(parts)
@@ -1049,9 +1064,9 @@ def main() -> None:
         (RESULTS / "digits-cost.json").write_text(text)
         print(text)
     elif not options.write:
-        splits = options.splits or (1 if options.task == "mnist" else SPLITS)
-        for task in UCI if options.task == "uci" else (options.task,):
-            run(task, options.methods, splits, options.data, options.short)
+        for split in range(options.splits or (1 if options.task == "mnist" else SPLITS)):
+            for task in UCI if options.task == "uci" else (options.task,):
+                run(task, options.methods, split, options.data, options.short)
     if options.write:
         PAGE.write_text(shift.page(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
 
