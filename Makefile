@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-fast test-oldest lint docs tutorials peers venv clean
+.PHONY: help demo test test-fast test-oldest lint docs tutorials peers peers-quality venv clean
 
 help:
 	@echo "make demo       plain networks and VSD on digits: a table, and the figure demo.png"
@@ -23,6 +23,7 @@ help:
 	@echo "make docs       the documentation site, in docs/_build/html"
 	@echo "make tutorials  run the tutorials and rewrite their notebooks"
 	@echo "make peers      a training step of other libraries against plain PyTorch, in .venv-peers"
+	@echo "make peers-quality  how well other libraries predict, in .venv-peers: hours; DATA= a folder with UCI_Datasets"
 	@echo "make clean      remove .venv and caches"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
 
@@ -77,10 +78,18 @@ peers: $(VENV_PEERS)/.ready
 	@echo "== peers: training steps of other libraries, some minutes"
 	PYTHONPATH=. $(VENV_PEERS)/bin/python benchmarks/peers/steps.py $(PEERS_ARGS)
 
+# What is stored is not run again.
+peers-quality: $(VENV_PEERS)/.ready
+	@echo "== peers-quality: predictions of other libraries; each result is stored at once"
+	PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --task digits
+	PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --cost
+	$(if $(DATA),PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --task uci --data $(DATA))
+	PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --write
+
 $(VENV_PEERS)/.ready: $(PEERS) constraints.txt
 	@echo "== set-up: a virtual environment in $(VENV_PEERS)"
 	@test -x $(VENV_PEERS)/bin/python || $(PYTHON) -m venv $(VENV_PEERS)
-	$(VENV_PEERS)/bin/python -m pip install $(INSTALL_ARGS) torch numpy tqdm --constraint constraints.txt
+	$(VENV_PEERS)/bin/python -m pip install $(INSTALL_ARGS) torch torchvision numpy tqdm --constraint constraints.txt
 	@for peer in $$(grep -v '^#' $(PEERS)); do \
 		$(VENV_PEERS)/bin/python -m pip install $(INSTALL_ARGS) $$peer --constraint constraints.txt \
 			|| echo "== set-up: $$peer does not install"; \

@@ -313,6 +313,15 @@ COMPARED = [name for name in METHODS if not name.startswith("plain")]
 
 
 def scores(predict: Predict, split: Split) -> dict[str, Any]:
+    """The quality of predictions, and how many plain networks are as good."""
+    found, inside = quality(predict, split), predict(split.test.x)
+    nets = [split.temperature.apply(predict_plain(net, split.test.x)) for net in split.plain]
+    equivalent = vsd.metrics.deep_ensemble_equivalent(inside, nets, split.test.y)
+    found["equivalent"] = rounded(equivalent) if math.isfinite(equivalent) else None  # more than there are
+    return found
+
+
+def quality(predict: Predict, split: Split) -> dict[str, Any]:
     """Metrics of the test images as they are and under each shift, and the AUROC of out-of-distribution images."""
     few = split.test[: split.task.rows]
     inside = predict(split.test.x)
@@ -325,9 +334,6 @@ def scores(predict: Predict, split: Split) -> dict[str, Any]:
         found["OOD"][name] = {"auroc": rounded(auroc(inside, elsewhere, "entropy"))}
         if inside.num_samples > 1:
             found["OOD"][name]["auroc by MI"] = rounded(auroc(inside, elsewhere, "mutual_information"))
-    nets = [split.temperature.apply(predict_plain(net, split.test.x)) for net in split.plain]
-    equivalent = vsd.metrics.deep_ensemble_equivalent(inside, nets, split.test.y)
-    found["equivalent"] = rounded(equivalent) if math.isfinite(equivalent) else None  # more than there are
     return found
 
 
