@@ -1,19 +1,24 @@
 """Predictions under shift: VSD beside other ways to uncertainty, on images that training has not seen the like of.
 
-    python benchmarks/shift.py                            # digits, five random splits: about ten minutes
-    python benchmarks/shift.py --task mnist --data FOLDER # FOLDER/MNIST/raw and FOLDER/FashionMNIST/raw; an hour a seed
-    python benchmarks/shift.py --cost                     # digits: what a training step and a prediction cost
-    python benchmarks/shift.py --table                    # from the stored results
-    python benchmarks/shift.py --write                    # the same into README.md and docs/shift.md, and the figures
+    python -m benchmarks.shift                                       # digits, five random splits: about ten minutes
+    python -m benchmarks.shift --task mnist --data FOLDER --seeds 1  # or fashion; a quarter of an hour a seed
+    python -m benchmarks.shift --task cifar --data FOLDER --seeds 1  # half an hour a seed
+    python -m benchmarks.shift --cost                # digits: what a training step and a prediction cost
+    python -m benchmarks.shift --table               # from the stored results
+    python -m benchmarks.shift --write               # the same into README.md and docs/shift.md, and the figures
+
+FOLDER holds what torchvision reads: ``MNIST/raw``, ``FashionMNIST/raw``, ``cifar-10-batches-py``; of CIFAR-100 only
+``cifar-100-python/test`` is needed.
 
 What is stored is not run again: delete the files of a method to measure it anew. The rows of Laplace approximations
 need ``pip install laplace-torch==0.3`` and are left out without it.
 
 All methods have the same network, the same batches of 100 rows, the same number of steps and the same rule for the
 rate: Adam, from the rate of ``vsd.fit`` down to zero along a cosine. Other options of VSD are its defaults. Whatever is
-chosen (weight decay, dropout's p, temperatures, precisions, strengths) is chosen on 15 % of the training rows, and the
-network is then trained on all of them; ``from_trained`` alone keeps the network that has not seen these rows, which the
-row "plain, 85 % of the rows" shows without noise.
+chosen (weight decay, dropout's p, temperatures, precisions, strengths) is chosen on 15 % of the training rows. On
+digits the network is then trained on all of them; ``from_trained`` alone keeps the network that has not seen these
+rows, which the row "plain, 85 % of the rows" shows without noise. To save time, in the larger tasks all methods keep
+the networks that have not seen them.
 """
 
 import argparse
@@ -23,6 +28,7 @@ import math
 import statistics
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,15 +41,16 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import InterpolationMode, rotate
 
 import pyro_vsd as vsd
+from benchmarks.corruptions import CORRUPTIONS, corrupted
 
 RESULTS = Path(__file__).parent / "results" / "shift"
-SAMPLES = 100
 HELD_OUT = 0.15
 BATCH = 100
-DECAYS = (0.0, 3e-4, 1e-3)
-DROPOUT = (0.1, 0.2, 0.4)
+AT_ONCE = 1000  # rows of a prediction
 PRECISIONS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
 ENSEMBLE = 5
+HELD_OUT_SCORED = 2000  # held-out rows behind the one temperature that every prediction has
+KEPT = 0.9  # the share of rows, the most certain ones, whose error is measured
 Predict = Callable[[Tensor], vsd.ClassificationPrediction]
 Rows = vsd.datasets.Data
 
@@ -61,6 +68,11 @@ def rotation(x: Tensor, angle: float) -> Tensor:
     side = math.isqrt(x.shape[-1])
     images = x.reshape(-1, 1, side, side)
     return rotate(images, angle, interpolation=InterpolationMode.BILINEAR).flatten(1)
+
+
+def corruption(x: Tensor, name: str) -> Tensor:
+    side = math.isqrt(x.shape[-1])
+    return corrupted(x.reshape(-1, side, side), name).flatten(1)
 
 
 def shuffled_pixels(x: Tensor) -> Tensor:
@@ -88,7 +100,43 @@ def fashion(seed: int, folder: str | None) -> tuple[Rows, Rows, dict[str, Tensor
     return train, test, {"MNIST": outside.x[: TASKS["fashion"].rows]}
 
 
+def cifar(seed: int, folder: str | None) -> tuple[Rows, Rows, dict[str, Tensor]]:
+    assert folder is not None
+    train, test = vsd.datasets.cifar10(folder)
+    outside = vsd.datasets.cifar100(folder, test_only=True)[1].x[: TASKS["cifar"].rows]
+    fast = {"memory_format": torch.channels_last}  # for convolutions on a processor
+    train, test = (Rows(rows.x.contiguous(**fast), rows.y) for rows in (train, test))
+    return train, test, {"CIFAR-100": outside.contiguous(**fast)}
+
+
 IMAGES = (vsd.datasets.mnist, vsd.datasets.fashion_mnist)
+
+
+# ---- networks
+
+
+def with_dropout(net: nn.Sequential, p: float) -> nn.Sequential:
+    """The network with dropout of the inputs of each Linear layer, but not of pixels, where p is above zero."""
+    layers: dict[str, nn.Module] = {}
+    for name, layer in net.named_children():
+        if p and layers and isinstance(layer, nn.Linear):
+            layers[f"dropout_{name}"] = nn.Dropout(p)
+        layers[name] = layer
+    return nn.Sequential(OrderedDict(layers))
+
+
+def perceptron(*sizes: int) -> Callable[[], nn.Sequential]:
+    return lambda: vsd.nn.mlp(list(sizes))
+
+
+def convolutions() -> nn.Sequential:
+    return vsd.nn.convnet().to(memory_format=torch.channels_last)
+
+
+# ---- tasks
+
+#: a function of inputs and a strength, or a kind; and those that are measured
+Shift = tuple[Callable[[Tensor, Any], Tensor], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -96,43 +144,60 @@ class Task:
     """A data set, its network, and what is done to its test images.
 
     :ivar load: from a seed and a folder to training rows, test rows, and out-of-distribution inputs by name.
+    :ivar network: makes a network.
     :ivar epochs: passes over the training rows.
     :ivar rate: where the cosine starts: that of ``vsd.fit`` for so many rows.
     :ivar rows: how many test images are shifted.
     :ivar plain: plain networks there are, to count in deep ensembles.
+    :ivar refit: whether networks are trained again on all rows after the choices.
+    :ivar samples: of a prediction.
+    :ivar decays, dropout: weight decays and p to choose from.
+    :ivar pairs: whether MC dropout has all pairs of these, or the weight decay of the plain network.
+    :ivar noise: the layers with noise, as in ``vsd.nn.bayesianize``.
     """
 
     title: str
     load: Callable[[int, str | None], tuple[Rows, Rows, dict[str, Tensor]]]
-    sizes: tuple[int, ...]
+    network: Callable[[], nn.Sequential]
     epochs: int
     rate: float
-    shifts: dict[str, tuple[Callable[[Tensor, float], Tensor], tuple[float, ...]]]
+    shifts: dict[str, Shift]
     rows: int = 2000
     plain: int = ENSEMBLE
+    refit: bool = False
+    samples: int = 50
+    decays: tuple[float, ...] = (0.0, 3e-4, 1e-3)
+    dropout: tuple[float, ...] = (0.1, 0.2, 0.4)
+    pairs: bool = False
+    noise: str = "*"
 
 
 NOISE = (pixel_noise, (0.1, 0.2, 0.3, 0.4, 0.5))
-ANGLES = (rotation, tuple(range(15, 181, 15)))
-WIDE = (784, 400, 400, 10)
+LITTLE = (pixel_noise, (0.05, 0.1, 0.15, 0.2))
+GREY: dict[str, Shift] = {"rotation": (rotation, tuple(range(10, 181, 10))), "pixel noise": NOISE}
+GREY |= {"corruptions": (corruption, tuple(CORRUPTIONS))}
+WIDE = perceptron(784, 400, 400, 10)
 TASKS = {
-    "digits": Task("Digits", digits, (64, 100, 100, 10), 241, 1e-2, {"pixel noise": NOISE}, plain=10),
-    "mnist": Task("MNIST", mnist, WIDE, 10, 1e-3, {"rotation": ANGLES, "pixel noise": NOISE}),
-    "fashion": Task("Fashion-MNIST", fashion, WIDE, 10, 1e-3, {"rotation": ANGLES, "pixel noise": NOISE}),
-}
+    "digits": Task(
+        "Digits", digits, perceptron(64, 100, 100, 10), 241, 1e-2, {"pixel noise": NOISE},
+        plain=10, refit=True, samples=100, pairs=True,
+    ),
+    "mnist": Task("MNIST", mnist, WIDE, 10, 1e-3, GREY, rows=1000),
+    "fashion": Task("Fashion-MNIST", fashion, WIDE, 10, 1e-3, GREY, rows=1000),
+    "cifar": Task(
+        "CIFAR-10", cifar, convolutions, 4, 1e-3, {"pixel noise": LITTLE},
+        rows=1000, samples=20, decays=(0.0, 3e-4), dropout=(0.2, 0.5), noise="fc*",
+    ),
+}  # fmt: skip
+#: methods that are left out: without refit two are the same, and all layers take too long to predict with
+LEFT_OUT = {False: ("plain, 85 % of the rows", "Laplace, all layers"), True: ("deep ensemble of 5, stacked",)}
+
+
+def methods_of(task: str) -> list[str]:
+    return [name for name in METHODS if name not in LEFT_OUT[TASKS[task].refit]]
 
 
 # ---- plain networks
-
-
-def network(sizes: tuple[int, ...], p: float = 0.0) -> nn.Sequential:
-    """A multilayer perceptron, with dropout after each activation where p is above zero."""
-    layers: list[nn.Module] = []
-    for layer in vsd.nn.mlp(list(sizes)):
-        layers.append(layer)
-        if p and isinstance(layer, nn.ReLU):
-            layers.append(nn.Dropout(p))
-    return nn.Sequential(*layers)
 
 
 def train_plain(net: nn.Module, rows: Rows, epochs: int, rate: float, decay: float, seed: int) -> nn.Module:
@@ -150,17 +215,21 @@ def train_plain(net: nn.Module, rows: Rows, epochs: int, rate: float, decay: flo
     return net.eval()
 
 
+def probabilities(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([net(rows).softmax(-1) for rows in x.split(AT_ONCE)])
+
+
 @torch.no_grad()
 def predict_plain(net: nn.Module, x: Tensor) -> vsd.ClassificationPrediction:
-    return vsd.ClassificationPrediction.from_samples(net(x).softmax(-1).unsqueeze(0))
+    return vsd.ClassificationPrediction.from_samples(probabilities(net, x).unsqueeze(0))
 
 
 @torch.no_grad()
-def predict_dropout(net: nn.Module, x: Tensor) -> vsd.ClassificationPrediction:
+def predict_dropout(net: nn.Module, x: Tensor, num_samples: int) -> vsd.ClassificationPrediction:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net.train()
-        samples = torch.stack([net(x).softmax(-1) for _ in range(SAMPLES)])
+        samples = torch.stack([probabilities(net, x) for _ in range(num_samples)])
         net.eval()
     return vsd.ClassificationPrediction.from_samples(samples)
 
@@ -175,29 +244,44 @@ class Split:
         held = round(HELD_OUT * len(self.train))
         self.held_out, self.rest = self.train[order[:held]], self.train[order[held:]]
 
+        self.data = self.train if task.refit else self.rest
+
     def fitted(self, rows: Rows, decay: float, number: int = 0, p: float = 0.0) -> nn.Module:
         seed = 100 * self.seed + number
         torch.manual_seed(seed)
-        return train_plain(network(self.task.sizes, p), rows, self.epochs, self.task.rate, decay, seed)
+        net = with_dropout(self.task.network(), p)
+        return train_plain(net, rows, self.epochs, self.task.rate, decay, seed)
+
+    def model(self, net: nn.Module | None = None) -> vsd.nn.Classifier:
+        """A model of a network, by default of a new one."""
+        bayesian = vsd.nn.bayesianize(net or self.task.network(), include=self.task.noise)
+        return vsd.nn.Classifier(bayesian, num_data=len(self.data))
+
+    @cached_property
+    def by_decay(self) -> dict[float, nn.Module]:
+        """Networks that have not seen the held-out rows, for each weight decay."""
+        return {decay: self.fitted(self.rest, decay) for decay in self.task.decays}
 
     @cached_property
     def without_held_out(self) -> tuple[float, nn.Module]:
         """The weight decay whose network predicts the held-out rows best, and that network."""
-        nets = [(decay, self.fitted(self.rest, decay)) for decay in DECAYS]
-        return min(nets, key=lambda found: vsd.metrics.nll(predict_plain(found[1], self.held_out.x), self.held_out.y))
+        nets, (x, y) = self.by_decay.items(), (self.held_out.x, self.held_out.y)
+        return min(nets, key=lambda found: vsd.metrics.nll(predict_plain(found[1], x), y))
 
     @cached_property
     def temperature(self) -> Any:
         net = self.without_held_out[1]
-        model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=len(self.rest))
+        model = self.model(net)
         guide = vsd.VSDGuide(model)
         with guide.noise_times(0.0):
             return vsd.calibrate(model, guide, self.held_out, num_samples=1, noise=False)
 
     @cached_property
     def plain(self) -> list[nn.Module]:
-        """Networks from different starts, trained on all rows."""
-        return [self.fitted(self.train, self.without_held_out[0], number) for number in range(self.task.plain)]
+        """Networks from different starts, trained on all rows, or without those that are held out."""
+        decay, first = self.without_held_out
+        others = [self.fitted(self.data, decay, number) for number in range(1, self.task.plain)]
+        return [self.fitted(self.data, decay) if self.task.refit else first, *others]
 
 
 # ---- methods: from a split to a function that predicts, and what was chosen on held-out rows
@@ -206,7 +290,7 @@ Method = Callable[[Split], tuple[Predict, dict[str, Any]]]
 
 
 def no_decay(split: Split) -> tuple[Predict, dict[str, Any]]:
-    net = split.fitted(split.train, 0.0)
+    net = split.fitted(split.train, 0.0) if split.task.refit else split.by_decay[0.0]
     return lambda x: predict_plain(net, x), {}
 
 
@@ -226,18 +310,36 @@ def temperature(split: Split) -> tuple[Predict, dict[str, Any]]:
 
 
 def mc_dropout(split: Split) -> tuple[Predict, dict[str, Any]]:
-    def score(chosen: tuple[float, float]) -> float:
-        net = split.fitted(split.rest, chosen[1], p=chosen[0])
-        return vsd.metrics.nll(predict_dropout(net, split.held_out.x), split.held_out.y)
+    task, best = split.task, split.without_held_out[0]
 
-    p, decay = min(itertools.product(DROPOUT, DECAYS), key=score)
-    net = split.fitted(split.train, decay, p=p)
-    return lambda x: predict_dropout(net, x), {"p": p, "weight decay": decay}
+    def predict(net: nn.Module, x: Tensor) -> vsd.ClassificationPrediction:
+        return predict_dropout(net, x, task.samples)
+
+    options = list(itertools.product(task.dropout, task.decays if task.pairs else (best,)))
+    nets = {chosen: split.fitted(split.rest, chosen[1], p=chosen[0]) for chosen in options}
+    x, y = split.held_out.x, split.held_out.y
+    p, decay = min(nets, key=lambda chosen: vsd.metrics.nll(predict(nets[chosen], x), y))
+    net = split.fitted(split.train, decay, p=p) if task.refit else nets[p, decay]
+    return lambda x: predict(net, x), {"p": p, "weight decay": decay}
 
 
 def deep_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
     nets = split.plain[:ENSEMBLE]
     return lambda x: vsd.ensemble.mixture([predict_plain(net, x) for net in nets]), {}
+
+
+def stacked_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
+    """Weights and temperatures as the VSD ensemble has them."""
+
+    def members(x: Tensor) -> list[vsd.ClassificationPrediction]:
+        return [predict_plain(net, x) for net in split.plain[:ENSEMBLE]]
+
+    stacking = vsd.ensemble.stack(members(split.held_out.x), split.held_out.y)
+    return lambda x: stacking.mix(members(x)), chosen_by(stacking)
+
+
+def chosen_by(stacking: vsd.ensemble.Stacking) -> dict[str, Any]:
+    return {"weights": stacking.weights.tolist(), "temperatures": stacking.factors.tolist()}
 
 
 def laplace(subset: str) -> Method:
@@ -259,7 +361,8 @@ def laplace(subset: str) -> Method:
 
         held_out, found = split.held_out, fitted(split.without_held_out[1], split.rest)
         best = min(PRECISIONS, key=lambda value: vsd.metrics.nll(predict(found, value, held_out.x), held_out.y))
-        found = fitted(split.plain[0], split.train)
+        if split.task.refit:
+            found = fitted(split.plain[0], split.train)
         return lambda x: predict(found, best, x), {"prior precision": best}
 
     return method
@@ -268,26 +371,29 @@ def laplace(subset: str) -> Method:
 def structured_dropout(**options: Any) -> Method:
     def method(split: Split) -> tuple[Predict, dict[str, Any]]:
         torch.manual_seed(split.seed)
-        model = vsd.nn.Classifier(vsd.nn.bayesianize(network(split.task.sizes)), num_data=len(split.train))
+        model = split.model()
         guide = vsd.VSDGuide(model, **options)
-        vsd.fit(model, guide, split.train, epochs=split.epochs, batch_size=BATCH, seed=split.seed, progress=False)
-        return lambda x: vsd.predict(model, guide, x, num_samples=SAMPLES, seed=0), {}
+        vsd.fit(model, guide, split.data, epochs=split.epochs, batch_size=BATCH, seed=split.seed, progress=False)
+        return lambda x: vsd.predict(model, guide, x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE), {}
 
     return method
 
 
 def from_trained(split: Split) -> tuple[Predict, dict[str, Any]]:
     net = split.without_held_out[1]
+    net = vsd.nn.bayesianize(net, include=split.task.noise)
     model, guide = vsd.from_trained(net, split.rest, split.held_out, seed=split.seed, progress=False)
-    return lambda x: vsd.predict(model, guide, x, num_samples=SAMPLES, seed=0), {}
+    return lambda x: vsd.predict(model, guide, x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE), {}
 
 
 def vsd_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
-    model = vsd.nn.Classifier(vsd.nn.bayesianize(network(split.task.sizes)), num_data=len(split.train))
-    ensemble = vsd.Ensemble(model, seed=split.seed)
-    ensemble.fit(split.train, epochs=split.epochs, batch_size=BATCH, progress=False)
-    chosen = {"weights": ensemble.weights.tolist(), "temperatures": ensemble.stacking.factors.tolist()}
-    return lambda x: ensemble.predict(x, num_samples=SAMPLES, seed=0), chosen
+    ensemble = vsd.Ensemble(split.model(), seed=split.seed)
+    if split.task.refit:
+        ensemble.fit(split.train, epochs=split.epochs, batch_size=BATCH, progress=False)
+    else:
+        rows, held_out = split.rest, split.held_out
+        ensemble.fit(rows, validation=held_out, refit=False, epochs=split.epochs, batch_size=BATCH, progress=False)
+    return lambda x: ensemble.predict(x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE), chosen_by(ensemble.stacking)
 
 
 #: every row of the tables, in their order
@@ -298,6 +404,7 @@ METHODS: dict[str, Method] = {
     "temperature": temperature,
     "MC dropout": mc_dropout,
     "deep ensemble of 5": deep_ensemble,
+    "deep ensemble of 5, stacked": stacked_ensemble,
     "Laplace, last layer": laplace("last_layer"),
     "Laplace, all layers": laplace("all"),
     "VD": structured_dropout(num_reflections=0),
@@ -318,7 +425,7 @@ def scores(predict: Predict, split: Split) -> dict[str, Any]:
     inside = predict(split.test.x)
     found: dict[str, Any] = {"clean": metrics_of(inside, split.test.y)}
     for name, (shift, strengths) in split.task.shifts.items():
-        found[name] = {f"{s:g}": metrics_of(predict(shift(few.x, s)), few.y) for s in strengths}
+        found[name] = {label(s): metrics_of(predict(shift(few.x, s)), few.y) for s in strengths}
     found["OOD"] = {}
     for name, x in split.outside.items():
         elsewhere = predict(x)
@@ -328,13 +435,33 @@ def scores(predict: Predict, split: Split) -> dict[str, Any]:
     nets = [split.temperature.apply(predict_plain(net, split.test.x)) for net in split.plain]
     equivalent = vsd.metrics.deep_ensemble_equivalent(inside, nets, split.test.y)
     found["equivalent"] = rounded(equivalent) if math.isfinite(equivalent) else None  # more than there are
+    if not split.task.refit:
+        found["tempered"] = tempered(predict(split.held_out.x[:HELD_OUT_SCORED]), split.held_out, inside, split.test.y)
     return found
+
+
+def tempered(held_out: Any, rows: Rows, prediction: Any, y: Tensor) -> dict[str, float]:
+    """NLL and ECE of the test rows after one temperature of the probabilities, the best one for held-out rows."""
+
+    def at(temperature: float, found: Any) -> Tensor:
+        return (found.probs.clamp(min=1e-30).log() / temperature).softmax(-1)
+
+    labels = rows.y[: len(held_out.probs)]
+    grid = [math.exp(step / 50) for step in range(-60, 61)]  # from 0.3 to 3.3
+    best = min(grid, key=lambda temperature: vsd.metrics.nll(at(temperature, held_out), labels))
+    found = {"nll": vsd.metrics.nll(at(best, prediction), y), "ece": vsd.metrics.ece(at(best, prediction), y)}
+    return {name: rounded(value) for name, value in found.items()} | {"temperature": rounded(best)}
+
+
+def label(strength: float | str) -> str:
+    return strength if isinstance(strength, str) else f"{strength:g}"
 
 
 def metrics_of(prediction: vsd.ClassificationPrediction, y: Tensor) -> dict[str, float]:
     functions = {"nll": vsd.metrics.nll, "error": vsd.metrics.error_rate, "ece": vsd.metrics.ece}
     functions["aurc"] = vsd.metrics.aurc
-    return {name: rounded(function(prediction, y)) for name, function in functions.items()}
+    found = {name: rounded(function(prediction, y)) for name, function in functions.items()}
+    return found | {"kept": rounded(vsd.metrics.risk_coverage(prediction, y).at(KEPT)[1])}
 
 
 def auroc(inside: Any, outside: Any, score: Any) -> float:
@@ -379,18 +506,17 @@ def cost(task: Task, rounds: int = 3) -> dict[str, dict[str, float]]:
     which the methods take turns. A step is what a longer run costs more than a shorter one, so capturing and other
     set-up are not in it. VSD's ensemble trains twice, which is in it: two steps for each batch."""
     split = Split(task, 0, None)
-    model = vsd.nn.Classifier(vsd.nn.bayesianize(network(task.sizes)), num_data=len(split.train))
     short, long = 40, 80
 
     def plain(epochs: int, p: float = 0.0) -> None:
-        train_plain(network(task.sizes, p), split.train, epochs, task.rate, 3e-4, 0)
+        train_plain(with_dropout(task.network(), p), split.train, epochs, task.rate, 3e-4, 0)
 
     def ours(epochs: int, **options: Any) -> None:
-        own = vsd.nn.Classifier(vsd.nn.bayesianize(network(task.sizes)), num_data=len(split.train))
+        own = split.model()
         vsd.fit(own, vsd.VSDGuide(own, **options), split.train, epochs=epochs, batch_size=BATCH, progress=False)
 
     def stacked(epochs: int) -> None:
-        vsd.Ensemble(model).fit(split.train, epochs=epochs, batch_size=BATCH, progress=False)
+        vsd.Ensemble(split.model()).fit(split.train, epochs=epochs, batch_size=BATCH, progress=False)
 
     runs: dict[str, Callable[[int], None]] = {
         "plain": plain,
