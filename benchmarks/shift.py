@@ -190,7 +190,7 @@ TASKS = {
     "fashion": Task("Fashion-MNIST", fashion, WIDE, 10, 1e-3, GREY, rows=1000),
     "cifar": Task(
         "CIFAR-10", cifar, convolutions, 3, 1e-3, {"pixel noise": LITTLE},
-        rows=1000, stacked=1500, tested=5000, samples=20, decays=(0.0, 3e-4), dropout=(0.2, 0.5), noise="fc*",
+        rows=1000, stacked=1000, tested=5000, samples=20, decays=(0.0, 3e-4), dropout=(0.2, 0.5), noise="fc*",
     ),
 }  # fmt: skip
 #: methods that are left out: without refit two are the same, and all layers take too long to predict with
@@ -595,6 +595,18 @@ CLEAN: list[Column] = [("NLL", clean("nll"), ".3f"), ("error, %", clean("error",
 CLEAN += [("ECE", clean("ece"), ".3f"), ("AURC × 1000", clean("aurc", 1000), ".2f")]
 
 
+def first_columns(task: str) -> list[Column]:
+    """Of test images as they are."""
+    if TASKS[task].refit:
+        return CLEAN
+    found: list[Column] = [
+        ("NLL, tempered", lambda found: found["tempered"]["nll"], ".3f"),
+        ("ECE, tempered", lambda found: found["tempered"]["ece"], ".3f"),
+        (f"error of {100 * KEPT:.0f} %", clean("kept", 100), ".2f"),
+    ]
+    return [*CLEAN, *found]
+
+
 def shifted(task: str) -> list[Column]:
     found: list[Column] = []
     for shift in TASKS[task].shifts:
@@ -609,7 +621,12 @@ def detected(task: str) -> list[Column]:
     return found
 
 
-OUTSIDE = {"digits": ("shuffled pixels", "rotated by 90°"), "mnist": ("Fashion-MNIST",), "fashion": ("MNIST",)}
+OUTSIDE = {
+    "digits": ("shuffled pixels", "rotated by 90°"),
+    "mnist": ("Fashion-MNIST",),
+    "fashion": ("MNIST",),
+    "cifar": ("CIFAR-100",),
+}
 
 
 def stored(task: str) -> dict[str, dict[int, dict[str, Any]]]:
@@ -695,6 +712,19 @@ def markdown(corner: str, titles: list[str], rows: dict[str, list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def pictures(task: str) -> list[str]:
+    """The figures of a task, as the page shows them."""
+    title = TASKS[task].title
+    return [
+        f"![{title}: NLL and calibration error of all methods, {shift}](figures/{figure_name(task, shift)})"
+        for shift in TASKS[task].shifts
+    ]
+
+
+def figure_name(task: str, shift: str) -> str:
+    return f"shift_{task}_{shift.replace(' ', '_')}.png"
+
+
 def table() -> str:
     """All tables of docs/shift.md."""
     parts = []
@@ -703,13 +733,17 @@ def table() -> str:
         if not results:
             continue
         seeds = max(len(own) for own in results.values())
-        parts += [f"**{task.title}, {seeds} {'splits' if name == 'digits' else 'seeds'}: test images as they are**"]
-        rows = rows_of(CLEAN, results)
+        if name != "digits":  # whose heading is on the page
+            parts += [f"## {task.title}", *pictures(name)]
+        runs = "split" if name == "digits" else "seed"
+        parts += [f"**{task.title}, {seeds} {runs}{'s' * (seeds > 1)}: test images as they are**"]
+        columns = first_columns(name)
+        rows = rows_of(columns, results)
         for method, cells in rows.items():
             cells.append(number[method])
             if price:
                 cells += [times(price[method][key]) if method in price else "" for key in ("step", "prediction")]
-        titles = [title for title, _, _ in CLEAN] + ["equivalent"] + (["step", "prediction"] if price else [])
+        titles = [title for title, _, _ in columns] + ["equivalent"] + (["step", "prediction"] if price else [])
         parts += [markdown("", titles, rows), f"**{task.title}: shifted and out-of-distribution images**"]
         columns = [*shifted(name), *detected(name)]
         parts += [markdown("", [title for title, _, _ in columns], rows_of(columns, results))]
@@ -757,6 +791,7 @@ LOOKS = {
     "temperature": ("#999999", "--", "x"),
     "MC dropout": ("#E69F00", "-", "s"),
     "deep ensemble of 5": ("#009E73", "-", "^"),
+    "deep ensemble of 5, stacked": ("#009E73", "--", "^"),
     "Laplace, last layer": ("#CC79A7", "--", "v"),
     "Laplace, all layers": ("#CC79A7", "-", "v"),
     "VD": ("#56B4E9", "--", "o"),
@@ -773,27 +808,34 @@ def page(text: str, tables: str) -> str:
 
 
 def draw(task: str, folder: Path = FIGURES) -> list[Path]:
-    """NLL and ECE against the strength of each shift, the mean over seeds."""
+    """NLL and ECE against the strength of each shift, or by its kinds: the mean over seeds."""
     import matplotlib.pyplot as plt
 
     results, made = stored(task), []
     for shift, (_, strengths) in TASKS[task].shifts.items():
-        figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), layout="constrained")
+        kinds = isinstance(strengths[0], str)
+        figure, axes = plt.subplots(1, 2, figsize=(9.5, 5 if kinds else 4), layout="constrained")
         for axis, (metric, title) in zip(axes, {"nll": "NLL", "ece": "ECE"}.items(), strict=True):
             for method in [m for m in LOOKS if m in results]:
                 own = list(results[method].values())
                 values = [statistics.fmean(found["clean"][metric] for found in own)]
-                values += [statistics.fmean(found[shift][f"{s:g}"][metric] for found in own) for s in strengths]
+                values += [statistics.fmean(found[shift][label(s)][metric] for found in own) for s in strengths]
                 colour, line, marker = LOOKS[method]
-                axis.plot([0, *strengths], values, color=colour, linestyle=line, marker=marker, markersize=4,
+                places = range(len(values)) if kinds else [0, *strengths]
+                axis.plot(places, values, color=colour, linestyle="" if kinds else line, marker=marker, markersize=4,
                           linewidth=2 if method.startswith("VSD") else 1.2, label=method)  # fmt: skip
-            axis.set(xlabel=f"{shift}{', degrees' if shift == 'rotation' else ''}", ylabel=title)
+            if kinds:
+                axis.set_xticks(range(len(strengths) + 1), ["as they are", *strengths], rotation=90)
+                axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+            else:
+                axis.set_xlabel(f"{shift}{', degrees' if shift == 'rotation' else ''}")
+            axis.set_ylabel(title)
             axis.spines[["top", "right"]].set_visible(False)
         axes[0].set_yscale("log")
         axes[1].set_ylim(bottom=0)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-        path = folder / f"shift_{task}_{shift.replace(' ', '_')}.png"
+        path = folder / figure_name(task, shift)
         figure.savefig(path, dpi=110)
         plt.close(figure)
         made.append(path)
