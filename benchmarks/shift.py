@@ -791,7 +791,7 @@ LOOKS = {
     "temperature": ("#999999", "--", "x"),
     "MC dropout": ("#E69F00", "-", "s"),
     "deep ensemble of 5": ("#009E73", "-", "^"),
-    "deep ensemble of 5, stacked": ("#009E73", "--", "^"),
+    "deep ensemble of 5, stacked": ("#66C2A5", "--", "<"),
     "Laplace, last layer": ("#CC79A7", "--", "v"),
     "Laplace, all layers": ("#CC79A7", "-", "v"),
     "VD": ("#56B4E9", "--", "o"),
