@@ -828,6 +828,8 @@ def draw(task: str, folder: Path = FIGURES) -> list[Path]:
                 axis.set_xticks(range(len(strengths) + 1), ["as they are", *strengths], rotation=90)
                 axis.grid(axis="x", color="#dddddd", linewidth=0.6)
             else:
+                if len(strengths) < 8:
+                    axis.set_xticks([0, *strengths])
                 axis.set_xlabel(f"{shift}{', degrees' if shift == 'rotation' else ''}")
             axis.set_ylabel(title)
             axis.spines[["top", "right"]].set_visible(False)
