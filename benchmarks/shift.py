@@ -1,19 +1,24 @@
 """Predictions under shift: VSD beside other ways to uncertainty, on images that training has not seen the like of.
 
-    python benchmarks/shift.py                            # digits, five random splits: about ten minutes
-    python benchmarks/shift.py --task mnist --data FOLDER # FOLDER/MNIST/raw and FOLDER/FashionMNIST/raw; an hour a seed
-    python benchmarks/shift.py --cost                     # digits: what a training step and a prediction cost
-    python benchmarks/shift.py --table                    # from the stored results
-    python benchmarks/shift.py --write                    # the same into README.md and docs/shift.md, and the figures
+    python -m benchmarks.shift                                       # digits, five random splits: about ten minutes
+    python -m benchmarks.shift --task mnist --data FOLDER --seeds 1  # or fashion; a quarter of an hour a seed
+    python -m benchmarks.shift --task cifar --data FOLDER --seeds 1  # half an hour a seed
+    python -m benchmarks.shift --cost                # digits: what a training step and a prediction cost
+    python -m benchmarks.shift --table               # from the stored results
+    python -m benchmarks.shift --write               # the same into README.md and docs/shift.md, and the figures
+
+FOLDER holds what torchvision reads: ``MNIST/raw``, ``FashionMNIST/raw``, ``cifar-10-batches-py``; of CIFAR-100 only
+``cifar-100-python/test`` is needed.
 
 What is stored is not run again: delete the files of a method to measure it anew. The rows of Laplace approximations
 need ``pip install laplace-torch==0.3`` and are left out without it.
 
 All methods have the same network, the same batches of 100 rows, the same number of steps and the same rule for the
 rate: Adam, from the rate of ``vsd.fit`` down to zero along a cosine. Other options of VSD are its defaults. Whatever is
-chosen (weight decay, dropout's p, temperatures, precisions, strengths) is chosen on 15 % of the training rows, and the
-network is then trained on all of them; ``from_trained`` alone keeps the network that has not seen these rows, which the
-row "plain, 85 % of the rows" shows without noise.
+chosen (weight decay, dropout's p, temperatures, precisions, strengths) is chosen on 15 % of the training rows. On
+digits the network is then trained on all of them; ``from_trained`` alone keeps the network that has not seen these
+rows, which the row "plain, 85 % of the rows" shows without noise. To save time, in the larger tasks all methods keep
+the networks that have not seen them.
 """
 
 import argparse
@@ -23,6 +28,7 @@ import math
 import statistics
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,15 +41,16 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import InterpolationMode, rotate
 
 import pyro_vsd as vsd
+from benchmarks.corruptions import CORRUPTIONS, corrupted
 
 RESULTS = Path(__file__).parent / "results" / "shift"
-SAMPLES = 100
 HELD_OUT = 0.15
 BATCH = 100
-DECAYS = (0.0, 3e-4, 1e-3)
-DROPOUT = (0.1, 0.2, 0.4)
+AT_ONCE = 1000  # rows of a prediction
 PRECISIONS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
 ENSEMBLE = 5
+HELD_OUT_SCORED = 2000  # held-out rows behind the one temperature that every prediction has
+KEPT = 0.9  # the share of rows, the most certain ones, whose error is measured
 Predict = Callable[[Tensor], vsd.ClassificationPrediction]
 Rows = vsd.datasets.Data
 
@@ -61,6 +68,11 @@ def rotation(x: Tensor, angle: float) -> Tensor:
     side = math.isqrt(x.shape[-1])
     images = x.reshape(-1, 1, side, side)
     return rotate(images, angle, interpolation=InterpolationMode.BILINEAR).flatten(1)
+
+
+def corruption(x: Tensor, name: str) -> Tensor:
+    side = math.isqrt(x.shape[-1])
+    return corrupted(x.reshape(-1, side, side), name).flatten(1)
 
 
 def shuffled_pixels(x: Tensor) -> Tensor:
@@ -88,7 +100,43 @@ def fashion(seed: int, folder: str | None) -> tuple[Rows, Rows, dict[str, Tensor
     return train, test, {"MNIST": outside.x[: TASKS["fashion"].rows]}
 
 
+def cifar(seed: int, folder: str | None) -> tuple[Rows, Rows, dict[str, Tensor]]:
+    assert folder is not None
+    train, test = vsd.datasets.cifar10(folder)
+    outside = vsd.datasets.cifar100(folder, test_only=True)[1].x[: TASKS["cifar"].rows]
+    fast = {"memory_format": torch.channels_last}  # for convolutions on a processor
+    train, test = (Rows(rows.x.contiguous(**fast), rows.y) for rows in (train, test))
+    return train, test, {"CIFAR-100": outside.contiguous(**fast)}
+
+
 IMAGES = (vsd.datasets.mnist, vsd.datasets.fashion_mnist)
+
+
+# ---- networks
+
+
+def with_dropout(net: nn.Sequential, p: float) -> nn.Sequential:
+    """The network with dropout of the inputs of each Linear layer, but not of pixels, where p is above zero."""
+    layers: dict[str, nn.Module] = {}
+    for name, layer in net.named_children():
+        if p and layers and isinstance(layer, nn.Linear):
+            layers[f"dropout_{name}"] = nn.Dropout(p)
+        layers[name] = layer
+    return nn.Sequential(OrderedDict(layers))
+
+
+def perceptron(*sizes: int) -> Callable[[], nn.Sequential]:
+    return lambda: vsd.nn.mlp(list(sizes))
+
+
+def convolutions() -> nn.Sequential:
+    return vsd.nn.convnet().to(memory_format=torch.channels_last)
+
+
+# ---- tasks
+
+#: a function of inputs and a strength, or a kind; and those that are measured
+Shift = tuple[Callable[[Tensor, Any], Tensor], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -96,43 +144,64 @@ class Task:
     """A data set, its network, and what is done to its test images.
 
     :ivar load: from a seed and a folder to training rows, test rows, and out-of-distribution inputs by name.
+    :ivar network: makes a network.
     :ivar epochs: passes over the training rows.
     :ivar rate: where the cosine starts: that of ``vsd.fit`` for so many rows.
-    :ivar rows: how many test images are shifted.
+    :ivar rows: how many test images are shifted, and how many out-of-distribution images there are.
+    :ivar stacked: how many held-out rows ensembles are stacked with.
+    :ivar tested: how many test images are predicted as they are.
     :ivar plain: plain networks there are, to count in deep ensembles.
+    :ivar refit: whether networks are trained again on all rows after the choices.
+    :ivar samples: of a prediction.
+    :ivar decays, dropout: weight decays and p to choose from.
+    :ivar pairs: whether MC dropout has all pairs of these, or the weight decay of the plain network.
+    :ivar noise: the layers with noise, as in ``vsd.nn.bayesianize``.
     """
 
     title: str
     load: Callable[[int, str | None], tuple[Rows, Rows, dict[str, Tensor]]]
-    sizes: tuple[int, ...]
+    network: Callable[[], nn.Sequential]
     epochs: int
     rate: float
-    shifts: dict[str, tuple[Callable[[Tensor, float], Tensor], tuple[float, ...]]]
+    shifts: dict[str, Shift]
     rows: int = 2000
+    stacked: int | None = None
+    tested: int | None = None
     plain: int = ENSEMBLE
+    refit: bool = False
+    samples: int = 50
+    decays: tuple[float, ...] = (0.0, 3e-4, 1e-3)
+    dropout: tuple[float, ...] = (0.1, 0.2, 0.4)
+    pairs: bool = False
+    noise: str = "*"
 
 
 NOISE = (pixel_noise, (0.1, 0.2, 0.3, 0.4, 0.5))
-ANGLES = (rotation, tuple(range(15, 181, 15)))
-WIDE = (784, 400, 400, 10)
+LITTLE = (pixel_noise, (0.05, 0.1, 0.15, 0.2))
+GREY: dict[str, Shift] = {"rotation": (rotation, tuple(range(10, 181, 10))), "pixel noise": NOISE}
+GREY |= {"corruptions": (corruption, tuple(CORRUPTIONS))}
+WIDE = perceptron(784, 400, 400, 10)
 TASKS = {
-    "digits": Task("Digits", digits, (64, 100, 100, 10), 241, 1e-2, {"pixel noise": NOISE}, plain=10),
-    "mnist": Task("MNIST", mnist, WIDE, 10, 1e-3, {"rotation": ANGLES, "pixel noise": NOISE}),
-    "fashion": Task("Fashion-MNIST", fashion, WIDE, 10, 1e-3, {"rotation": ANGLES, "pixel noise": NOISE}),
-}
+    "digits": Task(
+        "Digits", digits, perceptron(64, 100, 100, 10), 241, 1e-2, {"pixel noise": NOISE},
+        plain=10, refit=True, samples=100, pairs=True,
+    ),
+    "mnist": Task("MNIST", mnist, WIDE, 10, 1e-3, GREY, rows=1000),
+    "fashion": Task("Fashion-MNIST", fashion, WIDE, 10, 1e-3, GREY, rows=1000),
+    "cifar": Task(
+        "CIFAR-10", cifar, convolutions, 3, 1e-3, {"pixel noise": LITTLE},
+        rows=1000, stacked=1000, tested=5000, samples=20, decays=(0.0, 3e-4), dropout=(0.2, 0.5), noise="fc*",
+    ),
+}  # fmt: skip
+#: methods that are left out: without refit two are the same, and all layers take too long to predict with
+LEFT_OUT = {False: ("plain, 85 % of the rows", "Laplace, all layers"), True: ("deep ensemble of 5, stacked",)}
+
+
+def methods_of(task: str) -> list[str]:
+    return [name for name in METHODS if name not in LEFT_OUT[TASKS[task].refit]]
 
 
 # ---- plain networks
-
-
-def network(sizes: tuple[int, ...], p: float = 0.0) -> nn.Sequential:
-    """A multilayer perceptron, with dropout after each activation where p is above zero."""
-    layers: list[nn.Module] = []
-    for layer in vsd.nn.mlp(list(sizes)):
-        layers.append(layer)
-        if p and isinstance(layer, nn.ReLU):
-            layers.append(nn.Dropout(p))
-    return nn.Sequential(*layers)
 
 
 def train_plain(net: nn.Module, rows: Rows, epochs: int, rate: float, decay: float, seed: int) -> nn.Module:
@@ -150,17 +219,21 @@ def train_plain(net: nn.Module, rows: Rows, epochs: int, rate: float, decay: flo
     return net.eval()
 
 
+def probabilities(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([net(rows).softmax(-1) for rows in x.split(AT_ONCE)])
+
+
 @torch.no_grad()
 def predict_plain(net: nn.Module, x: Tensor) -> vsd.ClassificationPrediction:
-    return vsd.ClassificationPrediction.from_samples(net(x).softmax(-1).unsqueeze(0))
+    return vsd.ClassificationPrediction.from_samples(probabilities(net, x).unsqueeze(0))
 
 
 @torch.no_grad()
-def predict_dropout(net: nn.Module, x: Tensor) -> vsd.ClassificationPrediction:
+def predict_dropout(net: nn.Module, x: Tensor, num_samples: int) -> vsd.ClassificationPrediction:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net.train()
-        samples = torch.stack([net(x).softmax(-1) for _ in range(SAMPLES)])
+        samples = torch.stack([probabilities(net, x) for _ in range(num_samples)])
         net.eval()
     return vsd.ClassificationPrediction.from_samples(samples)
 
@@ -170,34 +243,50 @@ class Split:
 
     def __init__(self, task: Task, seed: int, folder: str | None, epochs: int | None = None):
         self.task, self.seed, self.epochs = task, seed, epochs or task.epochs
-        self.train, self.test, self.outside = task.load(seed, folder)
+        self.train, test, self.outside = task.load(seed, folder)
+        self.test = test[: task.tested]
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(1000 + seed))
         held = round(HELD_OUT * len(self.train))
         self.held_out, self.rest = self.train[order[:held]], self.train[order[held:]]
 
+        self.data = self.train if task.refit else self.rest
+
     def fitted(self, rows: Rows, decay: float, number: int = 0, p: float = 0.0) -> nn.Module:
         seed = 100 * self.seed + number
         torch.manual_seed(seed)
-        return train_plain(network(self.task.sizes, p), rows, self.epochs, self.task.rate, decay, seed)
+        net = with_dropout(self.task.network(), p)
+        return train_plain(net, rows, self.epochs, self.task.rate, decay, seed)
+
+    def model(self, net: nn.Module | None = None) -> vsd.nn.Classifier:
+        """A model of a network, by default of a new one."""
+        bayesian = vsd.nn.bayesianize(net or self.task.network(), include=self.task.noise)
+        return vsd.nn.Classifier(bayesian, num_data=len(self.data))
+
+    @cached_property
+    def by_decay(self) -> dict[float, nn.Module]:
+        """Networks that have not seen the held-out rows, for each weight decay."""
+        return {decay: self.fitted(self.rest, decay) for decay in self.task.decays}
 
     @cached_property
     def without_held_out(self) -> tuple[float, nn.Module]:
         """The weight decay whose network predicts the held-out rows best, and that network."""
-        nets = [(decay, self.fitted(self.rest, decay)) for decay in DECAYS]
-        return min(nets, key=lambda found: vsd.metrics.nll(predict_plain(found[1], self.held_out.x), self.held_out.y))
+        nets, (x, y) = self.by_decay.items(), (self.held_out.x, self.held_out.y)
+        return min(nets, key=lambda found: vsd.metrics.nll(predict_plain(found[1], x), y))
 
     @cached_property
     def temperature(self) -> Any:
         net = self.without_held_out[1]
-        model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=len(self.rest))
+        model = self.model(net)
         guide = vsd.VSDGuide(model)
         with guide.noise_times(0.0):
             return vsd.calibrate(model, guide, self.held_out, num_samples=1, noise=False)
 
     @cached_property
     def plain(self) -> list[nn.Module]:
-        """Networks from different starts, trained on all rows."""
-        return [self.fitted(self.train, self.without_held_out[0], number) for number in range(self.task.plain)]
+        """Networks from different starts, trained on all rows, or without those that are held out."""
+        decay, first = self.without_held_out
+        others = [self.fitted(self.data, decay, number) for number in range(1, self.task.plain)]
+        return [self.fitted(self.data, decay) if self.task.refit else first, *others]
 
 
 # ---- methods: from a split to a function that predicts, and what was chosen on held-out rows
@@ -206,7 +295,7 @@ Method = Callable[[Split], tuple[Predict, dict[str, Any]]]
 
 
 def no_decay(split: Split) -> tuple[Predict, dict[str, Any]]:
-    net = split.fitted(split.train, 0.0)
+    net = split.fitted(split.train, 0.0) if split.task.refit else split.by_decay[0.0]
     return lambda x: predict_plain(net, x), {}
 
 
@@ -226,18 +315,37 @@ def temperature(split: Split) -> tuple[Predict, dict[str, Any]]:
 
 
 def mc_dropout(split: Split) -> tuple[Predict, dict[str, Any]]:
-    def score(chosen: tuple[float, float]) -> float:
-        net = split.fitted(split.rest, chosen[1], p=chosen[0])
-        return vsd.metrics.nll(predict_dropout(net, split.held_out.x), split.held_out.y)
+    task, best = split.task, split.without_held_out[0]
 
-    p, decay = min(itertools.product(DROPOUT, DECAYS), key=score)
-    net = split.fitted(split.train, decay, p=p)
-    return lambda x: predict_dropout(net, x), {"p": p, "weight decay": decay}
+    def predict(net: nn.Module, x: Tensor) -> vsd.ClassificationPrediction:
+        return predict_dropout(net, x, task.samples)
+
+    options = list(itertools.product(task.dropout, task.decays if task.pairs else (best,)))
+    nets = {chosen: split.fitted(split.rest, chosen[1], p=chosen[0]) for chosen in options}
+    x, y = split.held_out.x, split.held_out.y
+    p, decay = min(nets, key=lambda chosen: vsd.metrics.nll(predict(nets[chosen], x), y))
+    net = split.fitted(split.train, decay, p=p) if task.refit else nets[p, decay]
+    return lambda x: predict(net, x), {"p": p, "weight decay": decay}
 
 
 def deep_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
     nets = split.plain[:ENSEMBLE]
     return lambda x: vsd.ensemble.mixture([predict_plain(net, x) for net in nets]), {}
+
+
+def stacked_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
+    """Weights and temperatures as the VSD ensemble has them."""
+
+    def members(x: Tensor) -> list[vsd.ClassificationPrediction]:
+        return [predict_plain(net, x) for net in split.plain[:ENSEMBLE]]
+
+    held_out = split.held_out[: split.task.stacked]
+    stacking = vsd.ensemble.stack(members(held_out.x), held_out.y)
+    return lambda x: stacking.mix(members(x)), chosen_by(stacking)
+
+
+def chosen_by(stacking: vsd.ensemble.Stacking) -> dict[str, Any]:
+    return {"weights": stacking.weights.tolist(), "temperatures": stacking.factors.tolist()}
 
 
 def laplace(subset: str) -> Method:
@@ -259,7 +367,8 @@ def laplace(subset: str) -> Method:
 
         held_out, found = split.held_out, fitted(split.without_held_out[1], split.rest)
         best = min(PRECISIONS, key=lambda value: vsd.metrics.nll(predict(found, value, held_out.x), held_out.y))
-        found = fitted(split.plain[0], split.train)
+        if split.task.refit:
+            found = fitted(split.plain[0], split.train)
         return lambda x: predict(found, best, x), {"prior precision": best}
 
     return method
@@ -268,26 +377,35 @@ def laplace(subset: str) -> Method:
 def structured_dropout(**options: Any) -> Method:
     def method(split: Split) -> tuple[Predict, dict[str, Any]]:
         torch.manual_seed(split.seed)
-        model = vsd.nn.Classifier(vsd.nn.bayesianize(network(split.task.sizes)), num_data=len(split.train))
+        model = split.model()
         guide = vsd.VSDGuide(model, **options)
-        vsd.fit(model, guide, split.train, epochs=split.epochs, batch_size=BATCH, seed=split.seed, progress=False)
-        return lambda x: vsd.predict(model, guide, x, num_samples=SAMPLES, seed=0), {}
+        vsd.fit(model, guide, split.data, epochs=split.epochs, batch_size=BATCH, seed=split.seed, progress=False)
+        return lambda x: vsd.predict(model, guide, x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE), {}
 
     return method
 
 
 def from_trained(split: Split) -> tuple[Predict, dict[str, Any]]:
     net = split.without_held_out[1]
+    net = vsd.nn.bayesianize(net, include=split.task.noise)
     model, guide = vsd.from_trained(net, split.rest, split.held_out, seed=split.seed, progress=False)
-    return lambda x: vsd.predict(model, guide, x, num_samples=SAMPLES, seed=0), {}
+    return lambda x: vsd.predict(model, guide, x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE), {}
 
 
 def vsd_ensemble(split: Split) -> tuple[Predict, dict[str, Any]]:
-    model = vsd.nn.Classifier(vsd.nn.bayesianize(network(split.task.sizes)), num_data=len(split.train))
-    ensemble = vsd.Ensemble(model, seed=split.seed)
-    ensemble.fit(split.train, epochs=split.epochs, batch_size=BATCH, progress=False)
-    chosen = {"weights": ensemble.weights.tolist(), "temperatures": ensemble.stacking.factors.tolist()}
-    return lambda x: ensemble.predict(x, num_samples=SAMPLES, seed=0), chosen
+    if split.task.refit:
+        ensemble = vsd.Ensemble(split.model(), seed=split.seed)
+        ensemble.fit(split.train, epochs=split.epochs, batch_size=BATCH, progress=False)
+    else:
+        # members that start as all other networks do, and not with torch's own weights: training is short
+        ensemble = vsd.Ensemble(split.model, seed=split.seed)
+        rows, held_out = split.rest, split.held_out[: split.task.stacked]
+        ensemble.fit(rows, validation=held_out, refit=False, epochs=split.epochs, batch_size=BATCH, progress=False)
+
+    def predict(x: Tensor) -> vsd.ClassificationPrediction:
+        return ensemble.predict(x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE)
+
+    return predict, chosen_by(ensemble.stacking)
 
 
 #: every row of the tables, in their order
@@ -298,6 +416,7 @@ METHODS: dict[str, Method] = {
     "temperature": temperature,
     "MC dropout": mc_dropout,
     "deep ensemble of 5": deep_ensemble,
+    "deep ensemble of 5, stacked": stacked_ensemble,
     "Laplace, last layer": laplace("last_layer"),
     "Laplace, all layers": laplace("all"),
     "VD": structured_dropout(num_reflections=0),
@@ -318,6 +437,8 @@ def scores(predict: Predict, split: Split) -> dict[str, Any]:
     nets = [split.temperature.apply(predict_plain(net, split.test.x)) for net in split.plain]
     equivalent = vsd.metrics.deep_ensemble_equivalent(inside, nets, split.test.y)
     found["equivalent"] = rounded(equivalent) if math.isfinite(equivalent) else None  # more than there are
+    if not split.task.refit:
+        found["tempered"] = tempered(predict(split.held_out.x[:HELD_OUT_SCORED]), split.held_out, inside, split.test.y)
     return found
 
 
@@ -327,7 +448,7 @@ def quality(predict: Predict, split: Split) -> dict[str, Any]:
     inside = predict(split.test.x)
     found: dict[str, Any] = {"clean": metrics_of(inside, split.test.y)}
     for name, (shift, strengths) in split.task.shifts.items():
-        found[name] = {f"{s:g}": metrics_of(predict(shift(few.x, s)), few.y) for s in strengths}
+        found[name] = {label(s): metrics_of(predict(shift(few.x, s)), few.y) for s in strengths}
     found["OOD"] = {}
     for name, x in split.outside.items():
         elsewhere = predict(x)
@@ -337,10 +458,28 @@ def quality(predict: Predict, split: Split) -> dict[str, Any]:
     return found
 
 
+def tempered(held_out: Any, rows: Rows, prediction: Any, y: Tensor) -> dict[str, float]:
+    """NLL and ECE of the test rows after one temperature of the probabilities, the best one for held-out rows."""
+
+    def at(temperature: float, found: Any) -> Tensor:
+        return (found.probs.clamp(min=1e-30).log() / temperature).softmax(-1)
+
+    labels = rows.y[: len(held_out.probs)]
+    grid = [math.exp(step / 50) for step in range(-60, 61)]  # from 0.3 to 3.3
+    best = min(grid, key=lambda temperature: vsd.metrics.nll(at(temperature, held_out), labels))
+    found = {"nll": vsd.metrics.nll(at(best, prediction), y), "ece": vsd.metrics.ece(at(best, prediction), y)}
+    return {name: rounded(value) for name, value in found.items()} | {"temperature": rounded(best)}
+
+
+def label(strength: float | str) -> str:
+    return strength if isinstance(strength, str) else f"{strength:g}"
+
+
 def metrics_of(prediction: vsd.ClassificationPrediction, y: Tensor) -> dict[str, float]:
     functions = {"nll": vsd.metrics.nll, "error": vsd.metrics.error_rate, "ece": vsd.metrics.ece}
     functions["aurc"] = vsd.metrics.aurc
-    return {name: rounded(function(prediction, y)) for name, function in functions.items()}
+    found = {name: rounded(function(prediction, y)) for name, function in functions.items()}
+    return found | {"kept": rounded(vsd.metrics.risk_coverage(prediction, y).at(KEPT)[1])}
 
 
 def auroc(inside: Any, outside: Any, score: Any) -> float:
@@ -385,18 +524,17 @@ def cost(task: Task, rounds: int = 3) -> dict[str, dict[str, float]]:
     which the methods take turns. A step is what a longer run costs more than a shorter one, so capturing and other
     set-up are not in it. VSD's ensemble trains twice, which is in it: two steps for each batch."""
     split = Split(task, 0, None)
-    model = vsd.nn.Classifier(vsd.nn.bayesianize(network(task.sizes)), num_data=len(split.train))
     short, long = 40, 80
 
     def plain(epochs: int, p: float = 0.0) -> None:
-        train_plain(network(task.sizes, p), split.train, epochs, task.rate, 3e-4, 0)
+        train_plain(with_dropout(task.network(), p), split.train, epochs, task.rate, 3e-4, 0)
 
     def ours(epochs: int, **options: Any) -> None:
-        own = vsd.nn.Classifier(vsd.nn.bayesianize(network(task.sizes)), num_data=len(split.train))
+        own = split.model()
         vsd.fit(own, vsd.VSDGuide(own, **options), split.train, epochs=epochs, batch_size=BATCH, progress=False)
 
     def stacked(epochs: int) -> None:
-        vsd.Ensemble(model).fit(split.train, epochs=epochs, batch_size=BATCH, progress=False)
+        vsd.Ensemble(split.model()).fit(split.train, epochs=epochs, batch_size=BATCH, progress=False)
 
     runs: dict[str, Callable[[int], None]] = {
         "plain": plain,
@@ -463,6 +601,18 @@ CLEAN: list[Column] = [("NLL", clean("nll"), ".3f"), ("error, %", clean("error",
 CLEAN += [("ECE", clean("ece"), ".3f"), ("AURC × 1000", clean("aurc", 1000), ".2f")]
 
 
+def first_columns(task: str) -> list[Column]:
+    """Of test images as they are."""
+    if TASKS[task].refit:
+        return CLEAN
+    found: list[Column] = [
+        ("NLL, tempered", lambda found: found["tempered"]["nll"], ".3f"),
+        ("ECE, tempered", lambda found: found["tempered"]["ece"], ".3f"),
+        (f"error of {100 * KEPT:.0f} %", clean("kept", 100), ".2f"),
+    ]
+    return [*CLEAN, *found]
+
+
 def shifted(task: str) -> list[Column]:
     found: list[Column] = []
     for shift in TASKS[task].shifts:
@@ -477,7 +627,12 @@ def detected(task: str) -> list[Column]:
     return found
 
 
-OUTSIDE = {"digits": ("shuffled pixels", "rotated by 90°"), "mnist": ("Fashion-MNIST",), "fashion": ("MNIST",)}
+OUTSIDE = {
+    "digits": ("shuffled pixels", "rotated by 90°"),
+    "mnist": ("Fashion-MNIST",),
+    "fashion": ("MNIST",),
+    "cifar": ("CIFAR-100",),
+}
 
 
 def stored(task: str) -> dict[str, dict[int, dict[str, Any]]]:
@@ -563,6 +718,19 @@ def markdown(corner: str, titles: list[str], rows: dict[str, list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def pictures(task: str) -> list[str]:
+    """The figures of a task, as the page shows them."""
+    title = TASKS[task].title
+    return [
+        f"![{title}: NLL and calibration error of all methods, {shift}](figures/{figure_name(task, shift)})"
+        for shift in TASKS[task].shifts
+    ]
+
+
+def figure_name(task: str, shift: str) -> str:
+    return f"shift_{task}_{shift.replace(' ', '_')}.png"
+
+
 def table() -> str:
     """All tables of docs/shift.md."""
     parts = []
@@ -571,13 +739,17 @@ def table() -> str:
         if not results:
             continue
         seeds = max(len(own) for own in results.values())
-        parts += [f"**{task.title}, {seeds} {'splits' if name == 'digits' else 'seeds'}: test images as they are**"]
-        rows = rows_of(CLEAN, results)
+        if name != "digits":  # whose heading is on the page
+            parts += [f"## {task.title}", *pictures(name)]
+        runs = "split" if name == "digits" else "seed"
+        parts += [f"**{task.title}, {seeds} {runs}{'s' * (seeds > 1)}: test images as they are**"]
+        columns = first_columns(name)
+        rows = rows_of(columns, results)
         for method, cells in rows.items():
             cells.append(number[method])
             if price:
                 cells += [times(price[method][key]) if method in price else "" for key in ("step", "prediction")]
-        titles = [title for title, _, _ in CLEAN] + ["equivalent"] + (["step", "prediction"] if price else [])
+        titles = [title for title, _, _ in columns] + ["equivalent"] + (["step", "prediction"] if price else [])
         parts += [markdown("", titles, rows), f"**{task.title}: shifted and out-of-distribution images**"]
         columns = [*shifted(name), *detected(name)]
         parts += [markdown("", [title for title, _, _ in columns], rows_of(columns, results))]
@@ -625,6 +797,7 @@ LOOKS = {
     "temperature": ("#999999", "--", "x"),
     "MC dropout": ("#E69F00", "-", "s"),
     "deep ensemble of 5": ("#009E73", "-", "^"),
+    "deep ensemble of 5, stacked": ("#66C2A5", "--", "<"),
     "Laplace, last layer": ("#CC79A7", "--", "v"),
     "Laplace, all layers": ("#CC79A7", "-", "v"),
     "VD": ("#56B4E9", "--", "o"),
@@ -641,27 +814,36 @@ def page(text: str, tables: str) -> str:
 
 
 def draw(task: str, folder: Path = FIGURES) -> list[Path]:
-    """NLL and ECE against the strength of each shift, the mean over seeds."""
+    """NLL and ECE against the strength of each shift, or by its kinds: the mean over seeds."""
     import matplotlib.pyplot as plt
 
     results, made = stored(task), []
     for shift, (_, strengths) in TASKS[task].shifts.items():
-        figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), layout="constrained")
+        kinds = isinstance(strengths[0], str)
+        figure, axes = plt.subplots(1, 2, figsize=(9.5, 5 if kinds else 4), layout="constrained")
         for axis, (metric, title) in zip(axes, {"nll": "NLL", "ece": "ECE"}.items(), strict=True):
             for method in [m for m in LOOKS if m in results]:
                 own = list(results[method].values())
                 values = [statistics.fmean(found["clean"][metric] for found in own)]
-                values += [statistics.fmean(found[shift][f"{s:g}"][metric] for found in own) for s in strengths]
+                values += [statistics.fmean(found[shift][label(s)][metric] for found in own) for s in strengths]
                 colour, line, marker = LOOKS[method]
-                axis.plot([0, *strengths], values, color=colour, linestyle=line, marker=marker, markersize=4,
+                places = range(len(values)) if kinds else [0, *strengths]
+                axis.plot(places, values, color=colour, linestyle="" if kinds else line, marker=marker, markersize=4,
                           linewidth=2 if method.startswith("VSD") else 1.2, label=method)  # fmt: skip
-            axis.set(xlabel=f"{shift}{', degrees' if shift == 'rotation' else ''}", ylabel=title)
+            if kinds:
+                axis.set_xticks(range(len(strengths) + 1), ["as they are", *strengths], rotation=90)
+                axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+            else:
+                if len(strengths) < 8:
+                    axis.set_xticks([0, *strengths])
+                axis.set_xlabel(f"{shift}{', degrees' if shift == 'rotation' else ''}")
+            axis.set_ylabel(title)
             axis.spines[["top", "right"]].set_visible(False)
         axes[0].set_yscale("log")
         axes[1].set_ylim(bottom=0)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-        path = folder / f"shift_{task}_{shift.replace(' ', '_')}.png"
+        path = folder / figure_name(task, shift)
         figure.savefig(path, dpi=110)
         plt.close(figure)
         made.append(path)
