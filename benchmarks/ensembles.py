@@ -154,12 +154,13 @@ def _cell(runs: list[dict[str, Any]], method: str, metric: str) -> str:
     if not pairs:
         return "–"
     values = torch.tensor(pairs, dtype=torch.float64)
-    mean = f"{float(values[:, 0].mean()):.3f}"
+    middle = float(values[:, 0].mean())
+    form = ".3f" if abs(middle) >= 0.1 else ".4f" if abs(middle) >= 0.01 else ".6f"
     if method == OURS:
-        return f"**{mean}**"
+        return f"**{middle:{form}}**"
     gap = values[:, 0] - values[:, 1]
     half = float(t.ppf(0.975, len(gap) - 1) * gap.std() / len(gap) ** 0.5) if len(gap) > 1 else math.nan
-    return f"{mean} ({float(gap.mean()):+.3f} ± {half:.3f})"
+    return f"{middle:{form}} ({float(gap.mean()):+{form}} ± {half:{form}})"
 
 
 def write(page: Path) -> None:
