@@ -45,7 +45,7 @@ from benchmarks.peers.steps import mlp
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "peers_quality"
 PAGE = Path(__file__).resolve().parent / "README.md"
-SAMPLES = shift.SAMPLES
+SAMPLES = shift.TASKS["digits"].samples
 UCI = ("yacht", "boston", "energy", "concrete")
 HIDDEN, UCI_STEPS = 50, 3000
 #: splits of a task, and the fewest of a row in the table of digits
@@ -557,6 +557,11 @@ def seeded(predict: Callable[[Tensor], Any], x: Tensor) -> Any:
 # ---- images: methods from a split of shift.py to a prediction
 
 
+def sizes_of(task: shift.Task) -> list[int]:
+    layers = [layer for layer in task.network() if isinstance(layer, nn.Linear)]
+    return [layers[0].in_features, *(layer.out_features for layer in layers)]
+
+
 def classes(predict: Callable[[Tensor], Tensor]) -> shift.Predict:
     def made(x: Tensor) -> vsd.ClassificationPrediction:
         parts = [seeded(predict, part) for part in x.split(2000)]
@@ -570,7 +575,7 @@ def images(make: Make, our_rate: bool = False) -> shift.Method:
 
     def method(split: shift.Split) -> tuple[shift.Predict, dict[str, Any]]:
         rate = split.task.rate if our_rate else None
-        found = train(make, split.task.sizes, split.train, split.epochs, shift.BATCH, split.seed, rate)
+        found = train(make, sizes_of(split.task), split.data, split.epochs, shift.BATCH, split.seed, rate)
         return classes(found), {}
 
     return method
@@ -582,21 +587,21 @@ def ivon_tuned(split: shift.Split) -> tuple[shift.Predict, dict[str, Any]]:
     def fitted(rows: Any, chosen: tuple[float, float]) -> shift.Predict:
         lr, hess_init = chosen
         make = functools.partial(ivon, lr=lr, hess_init=hess_init)
-        return classes(train(make, split.task.sizes, rows, split.epochs, shift.BATCH, split.seed, lr))
+        return classes(train(make, sizes_of(split.task), rows, split.epochs, shift.BATCH, split.seed, lr))
 
     def score(chosen: tuple[float, float]) -> float:
         return vsd.metrics.nll(fitted(split.rest, chosen)(split.held_out.x), split.held_out.y)
 
     lr, hess_init = min(IVON_GRID, key=score)
-    return fitted(split.train, (lr, hess_init)), {"lr": lr, "hess_init": hess_init}
+    return fitted(split.data, (lr, hess_init)), {"lr": lr, "hess_init": hess_init}
 
 
 def laplace_of_plain(split: shift.Split) -> tuple[shift.Predict, dict[str, Any]]:
     """For the plain network of shift.py, whose weight decay held-out rows have chosen."""
     import laplace as _  # noqa: F401 (before the networks are trained)
 
-    net = split.fitted(split.train, split.without_held_out[0])
-    precision, predict = laplace_example(net, split.train)
+    net = split.fitted(split.data, split.without_held_out[0])
+    precision, predict = laplace_example(net, split.data)
     return classes(predict), {"prior precision": precision}
 
 
@@ -678,7 +683,7 @@ class Table:
 
     @cached_property
     def decay(self) -> float:
-        return self.tuned({d: functools.partial(plain_regression, decay=d) for d in shift.DECAYS})
+        return self.tuned({d: functools.partial(plain_regression, decay=d) for d in shift.TASKS["digits"].decays})
 
     @cached_property
     def plain(self) -> list[Callable[[Tensor], Any]]:
@@ -880,7 +885,7 @@ def cost(task: str = "digits", rounds: int = 5, number: int = 20) -> dict[str, d
     parts: dict[str, Parts] = {}
     for name, make in found.items():
         try:
-            parts[name] = make(split.task.sizes, len(split.train))
+            parts[name] = make(sizes_of(split.task), len(split.train))
         except ImportError as error:
             print(f"{name}: left out, {error}")
 
