@@ -424,8 +424,6 @@ METHODS: dict[str, Method] = {
     "from_trained": from_trained,
     "VSD ensemble": vsd_ensemble,
 }
-#: those that are compared with the plain network, and with each other in pairs
-COMPARED = [name for name in METHODS if not name.startswith("plain")]
 
 
 # ---- measuring
@@ -550,7 +548,7 @@ def cost(task: Task, rounds: int = 3) -> dict[str, dict[str, float]]:
 
     split = Split(task, 0, None, epochs=10)  # what is predicted does not matter
     predictors: dict[str, Predict] = {}
-    for name in ("plain", *COMPARED):
+    for name in steps:
         try:
             predictors[name] = METHODS[name](split)[0]
         except ImportError:

@@ -26,6 +26,8 @@ TITLES = {
     "mnist_400x2_60k": "MNIST, FC 400×2, trained on all 60,000 rows",
     "mnist_750x3": "MNIST, FC 750×3",
     "cifar10_convnet": "CIFAR-10, convolutions of 32 and 64 kernels, hidden layer of 128",
+    "lenet5_cifar10_short": "CIFAR-10, LeNet-5, few epochs",
+    "alexnet_cifar10_short": "CIFAR-10, AlexNet, few epochs",
     "svhn_convnet": "SVHN, convolutions of 32 and 64 kernels, hidden layer of 128",
 }
 NAMES = {"fashion_mnist": "FashionMNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
