@@ -1,17 +1,20 @@
 """Ensembles on the UCI sets: stacked VSD, stacked plain networks, both together, and single networks.
 
-    python -m benchmarks.ensembles DATA                         # all sets, 20 splits; continues where it was stopped
-    python -m benchmarks.ensembles DATA --sets yacht --splits 3
+    python -m benchmarks.ensembles DATA WORK                    # all sets, 20 splits; continues where it was stopped
+    python -m benchmarks.ensembles DATA WORK --sets yacht --splits 3
+    python -m benchmarks.ensembles DATA WORK --score            # scores again what is in WORK, without training
     python -m benchmarks.ensembles --write PAGE                 # the tables of what is there, between a page's marks
     python -m benchmarks.ensembles --cost                       # what five members cost, of one
 
-One hidden layer of 50, two reflections, float32, the defaults of ``vsd.Ensemble.fit``. Ten members, five by VSD with λ
-from 0.03 to 3 and five plain, are trained without 15 % of the training rows and again on all of them. On those rows the
-mixtures are fitted; the methods are mixtures of some of the members. Nothing is chosen by test rows. Test
-log-likelihood and RMSE are in the targets' units. Each split leaves a small JSON file in ``results/ensembles``.
+One hidden layer of 50, two reflections, float32, the defaults of ``vsd.Ensemble.fit``. Eleven members, six by VSD with
+λ from 0.01 to 3 and five plain, are trained without 15 % of the training rows and again on all of them. On those rows
+the mixtures are fitted; the methods are mixtures of some of the members. Nothing is chosen by test rows. Test
+log-likelihood and RMSE are in the targets' units. The networks' predictions stay in ``WORK``; each split leaves a small
+JSON file in ``results/ensembles``.
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -47,7 +50,9 @@ METHODS = {
     "mixed7_stacked": "five VSD and two plain networks, stacked",
     "mixed10_stacked": "five VSD and five plain networks, stacked",
 }
-# Members of each mixture by number; the plain ones are the last five.
+# λ of all members, ``None`` for plain ones.
+MEMBERS: list[float | None] = [*VSD, *[None] * 5, 0.01]
+# Members of each mixture by number.
 MIXTURES = {
     "vsd": [0, 1, 2, 3, 4],
     "plain": [5, 6, 7, 8, 9],
@@ -59,15 +64,42 @@ MIXTURES = {
 }
 
 
-def train(rows: tuple[Tensor, Tensor], seed: int) -> vsd.Ensemble:
+def train(
+    rows: tuple[Tensor, Tensor], members: Sequence[float | None], seed: int, reflections: int = 2
+) -> vsd.Ensemble:
     def make() -> vsd.nn.Regressor:
         net = vsd.nn.bayesianize(vsd.nn.mlp([rows[0].shape[1], HIDDEN, 1]))
         return vsd.nn.Regressor(net, num_data=len(rows[0]), noise="learned")
 
-    members = [*VSD, *[None] * 5]
-    return vsd.Ensemble(make, members=len(members), kl_weight=members, seed=seed).fit(
-        rows, validation=None, progress=False
-    )
+    options = {"kl_weight": list(members), "seed": seed, "num_reflections": reflections}
+    return vsd.Ensemble(make, members=len(members), **options).fit(rows, validation=None, progress=False)
+
+
+def held_out(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Numbers of the rows to train on, and of 15 % to hold out."""
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    count = math.ceil(HELD_OUT * rows)
+    return order[count:], order[:count]
+
+
+Kept = tuple[Tensor, Tensor]
+
+
+def kept(prediction: Any) -> Kept:
+    """Samples and the σ of each: all that there is to a prediction whose σ is one for all rows."""
+    return prediction.samples, prediction.scales[:, :1].clone()
+
+
+def predicted(ensemble: vsd.Ensemble, x: Tensor) -> list[Kept]:
+    """What each member predicts."""
+    return [kept(p) for p in ensemble.member_predictions(x, num_samples=SAMPLES, seed=0)]
+
+
+def prediction(found: Kept, *more: Kept) -> vsd.RegressionPrediction:
+    """The prediction of these rows and then of more."""
+    parts = (found, *more)
+    samples = torch.cat([samples for samples, _ in parts], 1)
+    return vsd.RegressionPrediction.from_samples(samples, torch.cat([s.expand_as(x) for x, s in parts], 1))
 
 
 def one_sigma(predictions: Sequence[vsd.Prediction], y: Tensor, levels: Tensor) -> vsd.ensemble.Stacking:
@@ -81,37 +113,45 @@ def one_sigma(predictions: Sequence[vsd.Prediction], y: Tensor, levels: Tensor) 
     return with_sigma(max(scores, key=lambda g: scores[g]) / 10)
 
 
-def run(name: str, root: str, split: int, seed: int) -> dict[str, Any]:
+def program(name: str, root: str, split: int, seed: int) -> dict[str, Any]:
+    """Trains all members; what they predict of held-out and of test rows."""
     data, test = vsd.datasets.uci(name, root, split)
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(1000 * seed + split))
-    count = math.ceil(HELD_OUT * len(data))
-    held, rest = order[:count], order[count:]
+    rest, held = held_out(len(data), 1000 * seed + split)
     start = time.process_time()
-    twin = train((data.x[rest], data.y[rest]), seed)
-    before = twin.member_predictions(data.x[held], num_samples=SAMPLES, seed=0)
-    final = train((data.x, data.y), seed)
-    seconds = time.process_time() - start
-    again = final.member_predictions(data.x[held], num_samples=SAMPLES, seed=0)
-    predictions = final.member_predictions(test.x, num_samples=SAMPLES, seed=0)
-    y = test.y.double() * test.y_std + test.y_mean
+    twin = train((data.x[rest], data.y[rest]), MEMBERS, seed)
+    final = train((data.x, data.y), MEMBERS, seed)
+    found: dict[str, Any] = {"cpu_seconds": round(time.process_time() - start, 1)}
+    found |= {"before": predicted(twin, data.x[held]), "again": predicted(final, data.x[held])}
+    return found | {
+        "test": predicted(final, test.x),
+        "y_held": data.y[held],
+        "y": test.y,
+        "y_mean": test.y_mean,
+        "y_std": test.y_std,
+    }
+
+
+def score(found: dict[str, Any]) -> dict[str, Any]:
+    """All methods of a split, from what its networks predicted."""
+    before, again, predictions = ([prediction(p) for p in found[key]] for key in ("before", "again", "test"))
+    y, y_mean, y_std = found["y"].double() * found["y_std"] + found["y_mean"], found["y_mean"], found["y_std"]
 
     def scored(chosen: list[int], stacking: vsd.ensemble.Stacking) -> dict[str, Any]:
         mixed = stacking.carried_over([again[m] for m in chosen]).mix([predictions[m] for m in chosen])
-        mixed = mixed.to(torch.float64).rescaled(test.y_std, test.y_mean)
-        found = {"log_likelihood": vsd.metrics.log_likelihood(mixed, y), "rmse": vsd.metrics.rmse(mixed, y)}
-        found |= {"crps": vsd.metrics.crps(mixed, y), "coverage": vsd.metrics.coverage(mixed, y)}
-        return found | {"weights": stacking.weights.tolist()}
+        mixed = mixed.to(torch.float64).rescaled(y_std, y_mean)
+        result = {"log_likelihood": vsd.metrics.log_likelihood(mixed, y), "rmse": vsd.metrics.rmse(mixed, y)}
+        result |= {"crps": vsd.metrics.crps(mixed, y), "coverage": vsd.metrics.coverage(mixed, y)}
+        return result | {"weights": stacking.weights.tolist()}
 
     methods = {"single": scored([SINGLE], vsd.ensemble.Stacking.equal(1))}
-    methods["single_stacked"] = scored([SINGLE], vsd.ensemble.stack([before[SINGLE]], data.y[held]))
-    for mixture, chosen in MIXTURES.items():
-        stacking = vsd.ensemble.stack([before[m] for m in chosen], data.y[held])
+    for mixture, chosen in {"single": [SINGLE], **MIXTURES}.items():
+        stacking = vsd.ensemble.stack([before[m] for m in chosen], found["y_held"])
         methods[f"{mixture}_stacked"] = scored(chosen, stacking)
         assert stacking.levels is not None
         if mixture in ("vsd", "plain"):
-            sigma = one_sigma([before[m] for m in chosen], data.y[held], stacking.levels)
+            sigma = one_sigma([before[m] for m in chosen], found["y_held"], stacking.levels)
             methods[f"{mixture}_one_sigma"] = scored(chosen, sigma)
-    return {"set": name, "split": split, "seed": seed, "cpu_seconds": round(seconds, 1), "methods": methods}
+    return methods
 
 
 def load(name: str) -> list[dict[str, Any]]:
@@ -199,33 +239,46 @@ def cost() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", help="the folder that holds UCI_Datasets")
+    parser.add_argument("work", nargs="?", type=Path, help="a folder for the networks' predictions")
     parser.add_argument("--sets", nargs="*", default=[*SMALL, *LARGE])
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--score", action="store_true")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     parser.add_argument("--cost", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.write or options.cost:
         return write(options.write) if options.write else cost()
-    if options.data is None:
-        parser.error("give the folder that holds UCI_Datasets")
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    if options.data is None or options.work is None:
+        parser.error("give the folder that holds UCI_Datasets, and one to work in")
+    for folder in (RESULTS, options.work):
+        folder.mkdir(parents=True, exist_ok=True)
     small = [name for name in options.sets if name in SMALL]
     groups = [small, *[[name] for name in options.sets if name not in SMALL]]
-    fitted = METHODS.keys() - {"mc_dropout"}
-    for seed in range(options.seeds):
-        for names in groups:
-            for split in range(options.splits):
-                for name in names:
-                    path = RESULTS / f"{name}-{split:02d}-seed{seed}.json"
-                    if path.exists() and fitted <= json.loads(path.read_text())["methods"].keys():
-                        continue
-                    result = run(name, options.data, split, seed)
-                    path.write_text(json.dumps(result, indent=1) + "\n")
-                    scores = {k: round(v["log_likelihood"], 3) for k, v in result["methods"].items()}
-                    print(name, split, seed, f"{result['cpu_seconds']:.0f} s", scores, flush=True)
+    for seed, names, split in itertools.product(range(options.seeds), groups, range(options.splits)):
+        for name in names:
+            run_split(name, options, split, seed)
     return None
+
+
+def run_split(name: str, options: argparse.Namespace, split: int, seed: int) -> None:
+    """Trains the members of a split where that is missing, and scores their mixtures."""
+    path = RESULTS / f"{name}-{split:02d}-seed{seed}.json"
+    work, known = options.work / f"{path.stem}.pt", METHODS.keys() - {"mc_dropout"}
+    done = path.exists() and known <= json.loads(path.read_text())["methods"].keys()
+    if (not work.exists()) if options.score else done:
+        return
+    if not work.exists():
+        unfinished = work.with_suffix(".part")
+        torch.save(program(name, options.data, split, seed), unfinished)
+        unfinished.rename(work)
+    found = torch.load(work)
+    methods = score(found)
+    result = {"set": name, "split": split, "seed": seed, "cpu_seconds": found["cpu_seconds"], "methods": methods}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    scores = {k: round(v["log_likelihood"], 3) for k, v in methods.items()}
+    print(name, split, seed, f"{found['cpu_seconds']:.0f} s", scores, flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,19 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import pyro_vsd as vsd
-from benchmarks.ensembles import HELD_OUT, HIDDEN, MIXTURES, SAMPLES, SINGLE, VSD, one_sigma
+from benchmarks.ensembles import (
+    HIDDEN,
+    MIXTURES,
+    SAMPLES,
+    SINGLE,
+    VSD,
+    held_out,
+    kept,
+    one_sigma,
+    predicted,
+    prediction,
+    train,
+)
 from benchmarks.paper import uci as paper
 from benchmarks.paper.settings.uci import SETTINGS
 from benchmarks.paper.uci_data import Splits
@@ -148,13 +160,6 @@ def load_split(name: str, root: str | Path, split: int) -> tuple[vsd.datasets.Da
     return train, test
 
 
-def held_out(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Numbers of the rows to train on, and of 15 % to hold out."""
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    count = math.ceil(HELD_OUT * rows)
-    return order[count:], order[:count]
-
-
 def gap(x: Tensor, kind: str, fold: int, seed: int) -> tuple[Tensor, Tensor]:
     """Numbers of the rows to train on, and of the middle third along an input or a random direction.
 
@@ -174,15 +179,6 @@ def gap(x: Tensor, kind: str, fold: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat([order[:low], order[high:]]), order[low:high]
 
 
-def train(rows: tuple[Tensor, Tensor], members: Sequence[float | None], reflections: int, seed: int) -> vsd.Ensemble:
-    def make() -> vsd.nn.Regressor:
-        net = vsd.nn.bayesianize(vsd.nn.mlp([rows[0].shape[1], HIDDEN, 1]))
-        return vsd.nn.Regressor(net, num_data=len(rows[0]), noise="learned")
-
-    options = {"kl_weight": list(members), "seed": seed, "num_reflections": reflections}
-    return vsd.Ensemble(make, members=len(members), **options).fit(rows, validation=None, progress=False)
-
-
 def with_fitted_noise(ensemble: vsd.Ensemble, member: int, data: Any, held: Any) -> Any:
     """A plain member with the noise that its loss can bear; its weights stay."""
     model, guide = ensemble.members[member]
@@ -196,21 +192,6 @@ def with_fitted_noise(ensemble: vsd.Ensemble, member: int, data: Any, held: Any)
         return vsd.from_trained(net, data, held, "regression", progress=False)
 
 
-Kept = tuple[Tensor, Tensor]
-
-
-def kept(predictions: Sequence[vsd.Prediction]) -> list[Kept]:
-    """Samples and the σ of each: all that there is to a prediction whose σ is one for all rows."""
-    return [(p.samples, p.scales[:, :1].clone()) for p in predictions]  # type: ignore[attr-defined]
-
-
-def prediction(found: Kept, *more: Kept) -> vsd.RegressionPrediction:
-    """The prediction of these rows and then of more."""
-    parts = (found, *more)
-    samples = torch.cat([samples for samples, _ in parts], 1)
-    return vsd.RegressionPrediction.from_samples(samples, torch.cat([s.expand_as(x) for x, s in parts], 1))
-
-
 def program(name: str, root: str | Path, split: int, seed: int, key: str) -> dict[str, Any]:
     """Trains one program; what its members predict of held-out and of test rows.
 
@@ -222,23 +203,20 @@ def program(name: str, root: str | Path, split: int, seed: int, key: str) -> dic
     ten: list[float | None] = [*VSD, *[None] * len(VSD)]
     found: dict[str, Any] = {}
 
-    def predicted(ensemble: vsd.Ensemble, x: Tensor) -> list[Kept]:
-        return kept(ensemble.member_predictions(x, num_samples=SAMPLES, seed=0))
-
     if kind == "T":
-        found["test"] = predicted(train((data.x, data.y), [1.0], int(number), seed), test.x)
+        found["test"] = predicted(train((data.x, data.y), [1.0], seed, int(number)), test.x)
     else:
         rest, held = held_out(len(data), own) if kind == "main" else gap(data.x, kind, int(number), own)
         rows, found["y_held"] = (data.x[rest], data.y[rest]), data.y[held]
-        twin = train(rows, ten, 2, seed)
+        twin = train(rows, ten, seed)
         found["before"] = predicted(twin, data.x[held])
     if kind == "main":
         try:
             fitted = with_fitted_noise(twin, PLAIN, rows, (data.x[held], data.y[held]))
-            found["fitted"] = kept([vsd.predict(*fitted, test.x, num_samples=SAMPLES, seed=0)])
+            found["fitted"] = [kept(vsd.predict(*fitted, test.x, num_samples=SAMPLES, seed=0))]
         except ValueError as error:  # its noise is not finite on some splits of Naval
             print(name, split, "fitted noise:", error, flush=True)
-        final = train((data.x, data.y), ten, 2, seed)
+        final = train((data.x, data.y), ten, seed)
         found |= {"again": predicted(final, data.x[held]), "test": predicted(final, test.x)}
         found |= {"y": test.y, "y_mean": test.y_mean, "y_std": test.y_std}
     return found | {"cpu_seconds": round(time.process_time() - start, 1)}

@@ -2,6 +2,6 @@
 
 from pyro_vsd.ensemble.contributions import Contributions
 from pyro_vsd.ensemble.ensembles import Ensemble
-from pyro_vsd.prediction import Stacking, mixture, stack
+from pyro_vsd.prediction import Stacking, mixture, stack, with_base_rate
 
-__all__ = ["Contributions", "Ensemble", "Stacking", "mixture", "stack"]
+__all__ = ["Contributions", "Ensemble", "Stacking", "mixture", "stack", "with_base_rate"]

@@ -40,6 +40,8 @@ ROLES = ("theta", "log_alpha", "vectors", "z_loc", "z_log_scale", "loc", "log_sc
 _HALVINGS = 80
 # Quantiles of the noise variances that a guide prints.
 _LEVELS = (0.05, 0.5, 0.95)
+# Reflections leave out units whose inputs have less than this share of the root mean square of all.
+_QUIET = 0.3
 # Log-variance of no noise: in float64 adding it to 1 changes nothing.
 _NONE = -80.0
 
@@ -72,8 +74,9 @@ class VSDGuide(AutoGuide):
     :param init_alpha_spread: standard deviation of ``log α`` at the start. Where all α are equal the reflections have
         no effect and no gradient.
     :param scale_vectors: whether the first batch, or the data of :meth:`setup`, scales the entries of free vectors,
-        each by the root mean square of what its unit's noise multiplies. A unit that is always zero can then take any
-        noise, since no reflection ties it to others; an input that lights it is recognised by the noise it meets.
+        each by the root mean square of what its unit's noise multiplies. Units with less than 0.3 of the average are
+        left out: their entries are zero and stay zero. Such a unit can then take any noise, since no reflection ties
+        it to others; an input that lights it is recognised by the noise it meets.
     :param init_vector_scale: standard deviation of the vectors' entries at the start. Only directions matter, so a
         scale ``c`` times smaller turns them ``c`` times faster under Adam.
     :param init_loc_fn: a function of a site for its start, as for Pyro's autoguides. By default weights start at the
@@ -150,7 +153,7 @@ class VSDGuide(AutoGuide):
         self.sites: dict[str, Site] = {}
         self.supports: dict[str, constraints.Constraint] = {}
         self.calibration: Calibration | None = None
-        self._unscaled = scale_vectors and vectors == "free"
+        self._leave_out = self._unscaled = scale_vectors and vectors == "free"
         if hasattr(model, "latent_sites"):
             self._build(listed_entries(model.latent_sites(), self.init_loc_fn))
 
@@ -185,8 +188,8 @@ class VSDGuide(AutoGuide):
         for name, draw in draws.items():
             if draw.source.squares:
                 scale = torch.stack(draw.source.squares).mean(0).sqrt()
-                vectors = self._get("vectors", name)
-                vectors.mul_((scale / scale.square().mean().sqrt()).nan_to_num(1.0).to(vectors.dtype))
+                scale = (scale / scale.square().mean().sqrt()).nan_to_num(1.0)
+                self.get_parameter(f"vectors.{name}").mul_(scale * (scale >= _QUIET))
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with tracing_model(self, self.init_loc_fn) as notes:
@@ -251,7 +254,11 @@ class VSDGuide(AutoGuide):
         found: Any = holder._parameters.get(leaf)
         check_gathered(path, found)
         value: Tensor = holder._modules[leaf]() if found is None else found  # type: ignore[misc]
-        return value.reshape(()) if is_number else value
+        return value.reshape(()) if is_number else self._without_quiet(role, value)
+
+    def _without_quiet(self, role: str, value: Tensor) -> Tensor:
+        """Vectors whose zeros have no gradient, and so stay zero; other parameters as they are."""
+        return value * (value != 0) if role == "vectors" and self._leave_out else value
 
     def _param_statements(self, roles: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
         """Parameters by role and site, each by a ``pyro.param`` statement."""
@@ -266,7 +273,7 @@ class VSDGuide(AutoGuide):
                 if path in store and store.param_name(found) != path:
                     path = free_name(path, found)
                 value = pyro.param(path, found, event_dim=found.dim() - batch_dims)
-                values[key] = value.reshape(()) if is_number else value
+                values[key] = value.reshape(()) if is_number else self._without_quiet(key[0], value)
                 continue
             network: Any = holder._modules[leaf]
             for name, parameter in network.named_parameters():

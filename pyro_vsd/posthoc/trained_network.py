@@ -131,6 +131,7 @@ def from_trained(
         torch.manual_seed(seed)
         model = _observation_model(net, task, noise, batches.num_rows, inputs, y)
         guide_options |= {"num_reflections": num_reflections, "init_alpha": _NO_NOISE, "init_alpha_spread": 0.0}
+        guide_options["scale_vectors"] = False  # they come in closed form
         guide = VSDGuide(model, **guide_options)
         if isinstance(model, Regressor) and noise == "learned":
             plain = predict(model, guide, *inputs, num_samples=1, calibration=Calibration(noise=0.0), progress=False)

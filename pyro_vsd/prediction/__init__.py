@@ -8,7 +8,7 @@ from pyro_vsd.prediction.base import Prediction
 from pyro_vsd.prediction.calibration import Calibration
 from pyro_vsd.prediction.classification import ClassificationPrediction
 from pyro_vsd.prediction.regression import RegressionPrediction
-from pyro_vsd.prediction.stacking import Stacking, mixture, stack
+from pyro_vsd.prediction.stacking import Stacking, mixture, stack, with_base_rate
 
 __all__ = [
     "Calibration",
@@ -18,4 +18,5 @@ __all__ = [
     "Stacking",
     "mixture",
     "stack",
+    "with_base_rate",
 ]

@@ -13,7 +13,7 @@ from pyro_vsd.prediction.base import Array, Prediction, check_labels, check_targ
 from pyro_vsd.prediction.classification import ClassificationPrediction
 from pyro_vsd.prediction.regression import RegressionPrediction
 
-__all__ = ["Stacking", "mixture", "stack"]
+__all__ = ["Stacking", "mixture", "stack", "with_base_rate"]
 
 # With fewer held-out rows fitted weights are worse than equal ones.
 FEWEST_FOR_WEIGHTS = 50
@@ -75,6 +75,47 @@ def mixture(predictions: Sequence[Prediction], weights: Array | Sequence[float] 
     if all(p.components is not None for p in predictions):
         options["components"] = _Joined([p.components for p in predictions])
     return Prediction(mean, average("variance") + spread, number, **options)
+
+
+def with_base_rate(prediction: Prediction, y: Array, share: float | None = None) -> Prediction:
+    r"""The mixture of a prediction and the distribution of the targets alone, which knows nothing of the inputs.
+
+    .. math:: (1 - \varepsilon)\, p(y \mid x) + \varepsilon\, p_0(y)
+
+    Where all samples agree and are wrong, nothing else bounds the log-density. With a base rate of 1/(N + 1) such a row
+    costs at most log(N + 1) more than knowing nothing, and a row that the prediction knows costs next to nothing.
+
+    :math:`p_0` is the Normal with the mean and standard deviation of each output, or has the classes' frequencies, with
+    one row added to each class.
+
+    :param prediction: a prediction of numbers or classes.
+    :param y: targets of training rows, in the prediction's units: ``(N,)``, or ``(N, D)`` for D outputs.
+    :param share: ε; 1/(N + 1) by default, as if one more row had been seen, and the network had not known it.
+
+    >>> train, _ = vsd.datasets.cubic()
+    >>> wrong = vsd.RegressionPrediction.from_samples(torch.zeros(1, 1), torch.tensor(0.01))
+    >>> far = torch.tensor([2.0])
+    >>> wrong.log_prob(far) < -1000, with_base_rate(wrong, train.y).log_prob(far) > -10
+    (tensor([True]), tensor([True]))
+    """
+    y = to_tensor(y, prediction.mean.device)
+    share = 1 / (len(y) + 1) if share is None else share
+    if not 0 < share < 1:
+        raise ValueError(f"share={share} must lie between 0 and 1.")
+    if isinstance(prediction, RegressionPrediction):
+        outputs = prediction.mean.shape[1:]
+        values = check_target(y, (len(y), *outputs)).to(prediction.mean)
+        means, scales = (v.expand(1, *prediction.mean.shape) for v in (values.mean(0), values.std(0, correction=0)))
+        base: Prediction = RegressionPrediction.from_samples(means, scales)
+    elif isinstance(prediction, ClassificationPrediction):
+        count = prediction.mean.shape[-1]
+        frequencies = (torch.bincount(check_labels(y, len(y), count), minlength=count) + 1).to(prediction.mean)
+        base = ClassificationPrediction.from_samples(
+            (frequencies / frequencies.sum()).expand(1, *prediction.mean.shape)
+        )
+    else:
+        raise TypeError(f"prediction must be one of numbers or classes, not a {type(prediction).__name__}.")
+    return mixture([prediction, base], [1 - share, share])
 
 
 def _weights(prediction: Prediction) -> Tensor:

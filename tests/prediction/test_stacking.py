@@ -8,7 +8,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal, Poisson
 from torch.testing import assert_close
 
 import pyro_vsd as vsd
-from pyro_vsd.prediction import ClassificationPrediction, RegressionPrediction, Stacking, mixture, stack
+from pyro_vsd.prediction import ClassificationPrediction, RegressionPrediction, Stacking, mixture, stack, with_base_rate
 from tests.prediction import kinds
 
 WEIGHTS = [0.2, 0.5, 0.3]
@@ -176,3 +176,42 @@ def test_a_column_of_targets_is_stacked_like_the_targets():
     y = torch.randn(60)  # as many rows as samples: broadcasting would not fail
     members = [RegressionPrediction.from_samples(y + s * torch.randn(60, 60), torch.tensor(1.0)) for s in (0.1, 1.0)]
     assert_close(stack(members, y.unsqueeze(-1)).weights, stack(members, y).weights)
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)], ids=["one output", "two outputs"])
+def test_a_base_rate_of_numbers_is_one_more_component(outputs):
+    y, target = torch.randn(9, *outputs) + 3, torch.randn(4, *outputs)
+    prediction = vsd.RegressionPrediction.from_samples(torch.randn(5, 4, *outputs), torch.tensor(0.1))
+    found = with_base_rate(prediction, y)
+    base = torch.distributions.Normal(y.mean(0), y.std(0, correction=0)).log_prob(target)
+    base = base.sum(-1) if outputs else base
+    expected = torch.logaddexp(prediction.log_prob(target) + math.log(0.9), base + math.log(0.1))
+    assert_close(found.log_prob(target), expected)
+    assert_close(found.mean, 0.9 * prediction.mean + 0.1 * y.mean(0))
+
+
+def test_a_base_rate_of_classes_has_their_frequencies():
+    y = torch.tensor([0, 0, 0, 1])
+    prediction = vsd.ClassificationPrediction.from_samples(torch.tensor([[[0.0, 1.0, 0.0]]]))
+    assert_close(with_base_rate(prediction, y).probs, 0.8 * prediction.probs + 0.2 * torch.tensor([4.0, 2.0, 1.0]) / 7)
+    assert_close(
+        with_base_rate(prediction, y, share=0.7).probs, 0.3 * prediction.probs + 0.7 * torch.tensor([4.0, 2.0, 1.0]) / 7
+    )
+
+
+def test_a_base_rate_bounds_what_a_row_can_cost():
+    y = torch.randn(99)
+    sure = vsd.RegressionPrediction.from_samples(torch.full((1, 99), 50.0), torch.tensor(1e-3))
+    nothing = torch.distributions.Normal(y.mean(), y.std(correction=0)).log_prob(y)
+    assert (with_base_rate(sure, y).log_prob(y) >= nothing - math.log(100) - 1e-9).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1])
+def test_the_share_of_a_base_rate(share):
+    with pytest.raises(ValueError, match="share"):
+        with_base_rate(vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.ones(1)), torch.zeros(2), share)
+
+
+def test_a_base_rate_of_any_other_likelihood():
+    with pytest.raises(TypeError, match="prediction"):
+        with_base_rate(vsd.Prediction(torch.zeros(2), torch.ones(2), 1), torch.zeros(2))
