@@ -9,12 +9,11 @@
 Foong et al. 2019: for each input the rows are sorted by it, and the middle third is the test set. The index files are
 those of cambridge-mlg/DUN, in ``DATA/UCI_Datasets_gap``. Networks and training are those of ``benchmarks.ensembles``.
 
-σ and the weights are fitted on training rows that the networks have not seen: on 15 % of them, drawn at random
-(*ordinary* rows), or on rows that imitate the gap, the middle third along an input or along a random direction
-(*gap* rows), of several networks in turn. Then the networks are trained again on all training rows. Nothing is chosen
-by test rows. Test log-likelihood and RMSE are in the targets' units. The networks' predictions stay in ``WORK``; each
-split leaves a small JSON file in ``results/gaps``. MC dropout and mean-field VI are those of the paper's experiments
-(``benchmarks.paper``), on these splits.
+σ and the weights are fitted on 15 % of the training rows, drawn at random, which the networks have not seen (*ordinary*
+rows). Then the networks are trained again on all training rows. Nothing is chosen by test rows. Test log-likelihood and
+RMSE are in the targets' units. The networks' predictions stay in ``WORK``; each split leaves a small JSON file in
+``results/gaps``. MC dropout and mean-field VI are those of the paper's experiments (``benchmarks.paper``), on these
+splits.
 """
 
 import argparse
@@ -34,6 +33,7 @@ from torch import Tensor
 import pyro_vsd as vsd
 from benchmarks.ensembles import (
     HIDDEN,
+    MEMBERS,
     MIXTURES,
     SAMPLES,
     SINGLE,
@@ -64,10 +64,10 @@ INPUTS = {"yacht": 6, "energy": 8, "boston": 13, "concrete": 8, "wine": 11, "pow
 SMALL = ("yacht", "energy", "boston", "concrete", "wine")
 PLAIN = len(VSD)
 # What is trained; see ``program``.
-PROGRAMS = ("main", "axis-0", "axis-1", "T-0", "T-20")
+PROGRAMS = ("main", "T-0", "T-20")
 METRICS = {"log_likelihood": "Test log-likelihood", "rmse": "RMSE"}
 # Mixtures whose σ may grow with the members' disagreement.
-WIDENED = ("single1", "vsd", "plain", "mixed5", "mixed10")
+WIDENED = ("vsd", "plain", "default", "mixed10")
 # Of the paper's experiments.
 PAPERS = ("mc_dropout", "bbb")
 # Log-likelihoods and RMSEs of DUN's repository: residual networks, 10 samples, ensembles of 5.
@@ -102,43 +102,40 @@ ELSEWHERE = {
 METHODS = {
     "base_rate": "the training targets' distribution alone",
     "plain": "one plain network",
-    "plain1_stacked_ordinary": "the same, σ from held-out rows",
-    "plain_one_sigma_ordinary": "five plain networks, one σ",
-    "plain_stacked_ordinary": "five plain networks, stacked",
+    "plain1_stacked": "the same, σ from held-out rows",
+    "plain_one_sigma": "five plain networks, one σ",
+    "plain_stacked": "five plain networks, stacked",
     "mc_dropout": "MC dropout, tuned",
     "bbb": "mean-field VI, tuned",
     "fitted": "one plain network with fitted noise",
     "T-0": "one VD network (T = 0)",
     "single": "one VSD network (T = 2)",
     "T-20": "one VSD network, T = 20",
-    "single1_stacked_ordinary": "one VSD network (T = 2), σ from held-out rows",
-    "vsd_stacked_ordinary": "five VSD networks, stacked",
-    "mixed5_stacked_ordinary": "three VSD and two plain networks, stacked",
-    "mixed10_stacked_ordinary": "five VSD and five plain networks, stacked",
-    "plain1_stacked_base_ordinary": "one plain network",
-    "plain_stacked_base_ordinary": "five plain networks, stacked",
-    "single1_stacked_base_ordinary": "one VSD network",
-    "vsd_stacked_base_ordinary": "five VSD networks, stacked",
-    "mixed5_stacked_base_ordinary": "three VSD and two plain networks, stacked",
-    "mixed10_stacked_base_ordinary": "five VSD and five plain networks, stacked",
-    "plain_widened_ordinary": "five plain networks",
-    "vsd_widened_ordinary": "five VSD networks",
-    "mixed5_widened_ordinary": "three VSD and two plain networks",
-    "mixed10_widened_ordinary": "five VSD and five plain networks",
+    "single1_stacked": "one VSD network (T = 2), σ from held-out rows",
+    "default_stacked": "the default ensemble (four VSD, one plain)",
+    "vsd_stacked": "five VSD networks, stacked",
+    "mixed10_stacked": "five VSD and five plain networks, stacked",
+    "plain1_base": "one plain network",
+    "plain_base": "five plain networks, stacked",
+    "single1_base": "one VSD network",
+    "default_base": "the default ensemble",
+    "vsd_base": "five VSD networks, stacked",
+    "mixed10_base": "five VSD and five plain networks, stacked",
+    "plain_widened": "five plain networks",
+    "default_widened": "the default ensemble",
+    "vsd_widened": "five VSD networks",
+    "mixed10_widened": "five VSD and five plain networks",
 }
 GROUPS = {
-    "plain1_stacked_base_ordinary": "*the same with the base rate:*",
-    "plain_widened_ordinary": "*σ grows with disagreement, and the base rate:*",
+    "plain1_base": "*the same with the base rate:*",
+    "plain_widened": "*σ grows with disagreement, and the base rate:*",
 }
 # Rows of the table of what is lost on ordinary rows.
 COSTS = {
-    f"{mixture}_{way}_ordinary": f"{members}, {label}"
-    for mixture, members in (("plain", "five plain"), ("vsd", "five VSD"), ("mixed10", "both"))
-    for way, label in (("stacked", "stacked"), ("stacked_base", "with the base rate"), ("widened", "σ by disagreement"))
+    f"{mixture}_{way}": f"{members}, {label}"
+    for mixture, members in (("plain", "five plain"), ("default", "the default"), ("vsd", "five VSD"))
+    for way, label in (("stacked", "stacked"), ("base", "with the base rate"), ("widened", "σ by disagreement"))
 }
-# Rows of the table of kinds of held-out rows.
-KINDS = {"ordinary": "ordinary", "axis": "and gaps along inputs", "direction": "and gaps along random directions"}
-WAYS = {"stacked": "stacked", "stacked_base": "with the base rate", "widened": "σ by disagreement"}
 
 
 def load_split(name: str, root: str | Path, split: int) -> tuple[vsd.datasets.Data, vsd.datasets.Data]:
@@ -160,25 +157,6 @@ def load_split(name: str, root: str | Path, split: int) -> tuple[vsd.datasets.Da
     return train, test
 
 
-def gap(x: Tensor, kind: str, fold: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Numbers of the rows to train on, and of the middle third along an input or a random direction.
-
-    The inputs take turns, in a random order; those that do not vary are left out. Rows that are equal are in random
-    order.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    varying = (x.amax(0) > x.amin(0)).nonzero().squeeze(-1)
-    if kind == "axis":
-        inputs = varying[torch.randperm(len(varying), generator=generator)]
-        along = x[:, inputs[fold % len(inputs)]]
-    else:
-        along = (x.double() @ torch.randn(x.shape[1], fold + 1, generator=generator, dtype=torch.float64))[:, fold]
-    order = torch.randperm(len(x), generator=generator)
-    order = order[along[order].sort(stable=True).indices]
-    low, high = len(x) // 3, 2 * len(x) // 3
-    return torch.cat([order[:low], order[high:]]), order[low:high]
-
-
 def with_fitted_noise(ensemble: vsd.Ensemble, member: int, data: Any, held: Any) -> Any:
     """A plain member with the noise that its loss can bear; its weights stay."""
     model, guide = ensemble.members[member]
@@ -195,30 +173,26 @@ def with_fitted_noise(ensemble: vsd.Ensemble, member: int, data: Any, held: Any)
 def program(name: str, root: str | Path, split: int, seed: int, key: str) -> dict[str, Any]:
     """Trains one program; what its members predict of held-out and of test rows.
 
-    :param key: ``main``: without the ordinary rows and again on all; ``axis-1``: without the gap rows number 1 along an
-        input; ``T-20``: one network with 20 reflections, on all rows.
+    :param key: ``main``: all members, without the ordinary rows and again on all; ``T-20``: one network with 20
+        reflections, on all rows.
     """
     data, test = load_split(name, root, split)
-    start, own, (kind, _, number) = time.process_time(), 1000 * seed + split, key.partition("-")
-    ten: list[float | None] = [*VSD, *[None] * len(VSD)]
-    found: dict[str, Any] = {}
-
-    if kind == "T":
-        found["test"] = predicted(train((data.x, data.y), [1.0], seed, int(number)), test.x)
-    else:
-        rest, held = held_out(len(data), own) if kind == "main" else gap(data.x, kind, int(number), own)
-        rows, found["y_held"] = (data.x[rest], data.y[rest]), data.y[held]
-        twin = train(rows, ten, seed)
-        found["before"] = predicted(twin, data.x[held])
-    if kind == "main":
-        try:
-            fitted = with_fitted_noise(twin, PLAIN, rows, (data.x[held], data.y[held]))
-            found["fitted"] = [kept(vsd.predict(*fitted, test.x, num_samples=SAMPLES, seed=0))]
-        except ValueError as error:  # its noise is not finite on some splits of Naval
-            print(name, split, "fitted noise:", error, flush=True)
-        final = train((data.x, data.y), ten, seed)
-        found |= {"again": predicted(final, data.x[held]), "test": predicted(final, test.x)}
-        found |= {"y": test.y, "y_mean": test.y_mean, "y_std": test.y_std}
+    start, rows = time.process_time(), (data.x, data.y)
+    if key != "main":
+        found = {"test": predicted(train(rows, [1.0], seed, int(key.removeprefix("T-"))), test.x)}
+        return found | {"cpu_seconds": round(time.process_time() - start, 1)}
+    rest, held = held_out(len(data), 1000 * seed + split)
+    without = data.x[rest], data.y[rest]
+    twin = train(without, MEMBERS, seed)
+    found: dict[str, Any] = {"before": predicted(twin, data.x[held]), "y_held": data.y[held]}
+    try:
+        fitted = with_fitted_noise(twin, PLAIN, without, (data.x[held], data.y[held]))
+        found["fitted"] = [kept(vsd.predict(*fitted, test.x, num_samples=SAMPLES, seed=0))]
+    except ValueError as error:  # its noise is not finite on some splits of Naval
+        print(name, split, "fitted noise:", error, flush=True)
+    final = train(rows, MEMBERS, seed)
+    found |= {"again": predicted(final, data.x[held]), "test": predicted(final, test.x)}
+    found |= {"y": test.y, "y_mean": test.y_mean, "y_std": test.y_std, "num_rows": len(data)}
     return found | {"cpu_seconds": round(time.process_time() - start, 1)}
 
 
@@ -226,17 +200,11 @@ def stored(work: Path, name: str, split: int, seed: int, key: str) -> Path:
     return work / f"{name}-{split:02d}-seed{seed}-{key}.pt"
 
 
-def with_base_rate(mixed: Any, share: float) -> vsd.RegressionPrediction:
-    """The mixture with this share of the targets' own distribution, N(0, 1) where they are standardised."""
-    samples, number = mixed.samples.double(), len(mixed.samples)
-    scales = mixed.scales.double().expand_as(samples)
-    weights = torch.full((number,), 1 / number).double() if mixed.weights is None else mixed.weights
-    base = torch.zeros_like(samples[:1])
-    return vsd.RegressionPrediction.from_samples(
-        torch.cat([samples, base]),
-        torch.cat([scales, base + 1]),
-        torch.cat([(1 - share) * weights, base[0, :1] + share]),
-    )
+def with_share(mixed: vsd.RegressionPrediction, share: float) -> vsd.RegressionPrediction:
+    """The mixture with this share of the targets' own distribution, N(0, 1) since they are standardised."""
+    found = vsd.ensemble.with_base_rate(mixed.to(torch.float64), torch.tensor([-1.0, 1.0]), share)
+    assert isinstance(found, vsd.RegressionPrediction)
+    return found
 
 
 def widened(mixed: Any, point: Sequence[float]) -> vsd.RegressionPrediction:
@@ -247,7 +215,7 @@ def widened(mixed: Any, point: Sequence[float]) -> vsd.RegressionPrediction:
     variance = math.exp(2 * point[0]) + math.exp(2 * point[1]) * mixed.epistemic.double()
     samples = mixed.samples.double()
     wide = vsd.RegressionPrediction.from_samples(samples, variance.sqrt().expand_as(samples), mixed.weights)
-    return with_base_rate(wide, math.exp(point[2]))
+    return with_share(wide, math.exp(point[2]))
 
 
 def disagreement(predictions: Sequence[vsd.Prediction], y: Tensor) -> list[float]:
@@ -272,14 +240,8 @@ def score(work: Path, name: str, split: int, seed: int) -> dict[str, Any]:
     y_mean, y_std = main["y_mean"], main["y_std"]
     y, y_held = (main[key].double() * y_std + y_mean for key in ("y", "y_held"))
     before, again, test = ([prediction(p) for p in main[key]] for key in ("before", "again", "test"))
-    # Rows to fit on: what the members predict of them, and the targets. Gap rows come with the ordinary ones.
-    rows = {"ordinary": (before, main["y_held"])}
-    for kind in ("axis", "direction"):
-        folds = [found[key] for key in sorted(found) if key.startswith(kind)]
-        if folds:
-            pooled = [prediction(p, *(fold["before"][m] for fold in folds)) for m, p in enumerate(main["before"])]
-            rows[kind] = pooled, torch.cat([main["y_held"], *(fold["y_held"] for fold in folds)])
     methods: dict[str, Any] = {}
+    share = 1 / (main["num_rows"] + 1)  # what vsd.ensemble.with_base_rate has by default
 
     def scored(mixed: vsd.RegressionPrediction, target: Tensor) -> tuple[float, float]:
         mixed = mixed.to(torch.float64).rescaled(y_std, y_mean)
@@ -299,26 +261,23 @@ def score(work: Path, name: str, split: int, seed: int) -> dict[str, Any]:
         add("fitted", prediction(main["fitted"][0]))
     add("plain", test[PLAIN], before[PLAIN])
     add("single", test[SINGLE], before[SINGLE])
-    for kind, (members, targets) in rows.items():
-        for mixture, chosen in {"plain1": [PLAIN], "single1": [SINGLE], **MIXTURES}.items():
-            if kind != "ordinary" and mixture not in WIDENED:
-                continue
-            own = [members[m] for m in chosen]
-            stacking = vsd.ensemble.stack(own, targets)
-            ways = {"stacked": stacking}
-            if mixture == "plain":
-                assert stacking.levels is not None
-                ways["one_sigma"] = one_sigma(own, targets, stacking.levels)
-            for label, how in ways.items():
-                there = how.carried_over([again[m] for m in chosen]).mix([test[m] for m in chosen])
-                ordinary = how.carried_over([before[m] for m in chosen]).mix([before[m] for m in chosen])
-                add(f"{mixture}_{label}_{kind}", there, ordinary)
-                share = 1 / (len(targets) + 1)
-                add(f"{mixture}_{label}_base_{kind}", *(with_base_rate(p, share) for p in (there, ordinary)))
-            if mixture in WIDENED:
-                point = disagreement(own, targets)
-                there, ordinary = (vsd.ensemble.mixture([p[m] for m in chosen]) for p in (test, before))
-                add(f"{mixture}_widened_{kind}", widened(there, point), widened(ordinary, point))
+    for mixture, chosen in {"plain1": [PLAIN], "single1": [SINGLE], **MIXTURES}.items():
+        own = [before[m] for m in chosen]
+        ways = {"stacked": vsd.ensemble.stack(own, main["y_held"])}
+        if mixture == "plain":
+            levels = ways["stacked"].levels
+            assert levels is not None
+            ways["one_sigma"] = one_sigma(own, main["y_held"], levels)
+        for label, how in ways.items():
+            there = how.carried_over([again[m] for m in chosen]).mix([test[m] for m in chosen])
+            ordinary = how.carried_over(own).mix(own)
+            add(f"{mixture}_{label}", there, ordinary)
+            if label == "stacked":
+                add(f"{mixture}_base", *(with_share(p, share) for p in (there, ordinary)))
+        if mixture in WIDENED:
+            point = disagreement(own, main["y_held"])
+            there, ordinary = (vsd.ensemble.mixture([p[m] for m in chosen]) for p in (test, before))
+            add(f"{mixture}_widened", widened(there, point), widened(ordinary, point))
     seconds = round(sum(part["cpu_seconds"] for part in found.values()), 1)
     return {"set": name, "split": split, "seed": seed, "cpu_seconds": seconds, "methods": methods}
 
@@ -389,17 +348,6 @@ def tables() -> str:
         lines.append("")
     lines += ["Log-likelihood of ordinary rows, held out:", "", *_head(sets)]
     lines += [_row(label, [found["ordinary"][n].get(method) for n in sets]) for method, label in COSTS.items()]
-    lines += ["", "Held-out rows of several kinds:", ""]
-    chosen = [n for n in sets if "mixed5_stacked_axis" in found["ordinary"][n]]
-    lines += ["| | fitted on rows | " + " | ".join(f"{n.capitalize()}: gap | ordinary" for n in chosen) + " |"]
-    lines += ["|---|---|" + "---|" * (2 * len(chosen))]
-    for mixture, members in (("plain", "five plain"), ("vsd", "five VSD"), ("mixed5", "three VSD, two plain")):
-        for way, how in WAYS.items():
-            for kind, label in KINDS.items():
-                method = f"{mixture}_{way}_{kind}"
-                values = [found[m][n].get(method) for n in chosen for m in ("log_likelihood", "ordinary")]
-                if any(v is not None for v in values):
-                    lines.append(_row(f"{members}, {how} | {label}", values))
     return "\n".join([*lines, ""])
 
 

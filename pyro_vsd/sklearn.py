@@ -276,9 +276,10 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param members: networks in an ensemble (:class:`~pyro_vsd.Ensemble`), mixed by what they predict of held-out rows,
         then trained again on all rows; 1 for a single network. ``"auto"`` is 5; with early stopping or weights 1.
     :param kl_weight: see :class:`~pyro_vsd.infer.VSD_ELBO`; for an ensemble one of each member. ``"auto"`` is 1 for a
-        single network, and from 0.03 to 3 in an ensemble.
+        single network, and the ensemble's default for an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
-    :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows.
+    :param epochs: passes over the data; ``"auto"`` makes 9,000 steps, more for more than 9,000 rows; for a single
+        network 3,000, more for more than 1,000 rows.
     :param batch_size: rows in a batch; ``"auto"`` takes a fifth of the rows, and between 8 and 200, or 100 for
         20,000 rows and more.
     :param num_samples: sampled networks for predictions.

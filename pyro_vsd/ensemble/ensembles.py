@@ -24,7 +24,7 @@ from pyro_vsd.training.data import Batches, all_rows, arguments, inputs_and_targ
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.fitting import Checkpoint, interrupts
 from pyro_vsd.training.history import History
-from pyro_vsd.training.lengths import auto_batch_size, auto_epochs, auto_rate
+from pyro_vsd.training.lengths import ENSEMBLE_STEPS, auto_batch_size, auto_epochs, auto_rate
 
 __all__ = ["Ensemble"]
 
@@ -51,7 +51,8 @@ class Ensemble:
         that makes one, called once for each member. Its ``num_data`` is set to the rows that it is trained on.
     :param members: how many.
     :param kl_weight: λ of the members: one for each, a number or a schedule (:mod:`pyro_vsd.infer.schedules`), ``None``
-        for a plain member without noise; or one for all; ``"spread"`` goes from 0.03 to 3.
+        for a plain member without noise; or one for all; ``"spread"`` takes the first of 1, ``None``, 0.1, 3, 0.01,
+        0.3, ``None``, 0.03, and then begins again.
     :param seed: of starts, batches, noise and held-out rows.
     :param guide_options: those of :class:`~pyro_vsd.infer.VSDGuide`.
 
@@ -128,7 +129,7 @@ class Ensemble:
             ``DataLoader`` are read once and kept in memory.
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
             as trained. With fewer than 50 held-out rows the weights are equal.
-        :param epochs: passes over the data. By default as many as make 3,000 steps, more for more than 1,000 rows.
+        :param epochs: passes over the data. By default as many as make 9,000 steps, more for more than 9,000 rows.
         :param lr: Adam's rate at the start; by default 0.01, and 0.001 for 20,000 rows and more.
         :param batch_size: most rows in a batch; by default a fifth of the rows, and between 8 and 200, or
             100 for 20,000 rows and more.
@@ -189,7 +190,7 @@ class Ensemble:
         count = num_rows(rows)
         batches = Batches(rows, batch_size or auto_batch_size(count))
         weights = [0.0 if weight is None else weight for weight in self.kl_weight]
-        length = epochs or auto_epochs(count, batches.num_steps() or 1)
+        length = epochs or auto_epochs(count, batches.num_steps() or 1, ENSEMBLE_STEPS)
         rate, seed = lr or auto_rate(count), mix_seed(self.seed, -10 - number)
         return Run(self.members, weights, batches, length, rate, seed, chosen)
 

@@ -2,12 +2,14 @@
 
 import math
 
-__all__ = ["auto_batch_size", "auto_epochs", "auto_rate", "cosine"]
+__all__ = ["ENSEMBLE_STEPS", "auto_batch_size", "auto_epochs", "auto_rate", "cosine"]
 
 # Where the cosine starts, with fewer rows than _MANY and with more. Networks for images are unstable at the first.
 _RATES, _MANY = (1e-2, 1e-3), 20_000
 # Steps for up to _ROWS rows; more rows get more steps, by the square root of their number.
 _STEPS, _ROWS = 3000, 1000
+#: fewest steps of an ensemble, whose held-out rows notice members that overfit. See docs/ensembles_evidence.md.
+ENSEMBLE_STEPS = 9000
 # Rows in a batch: a fifth of the rows, so that small data has noisy steps too, and no more than this; with many rows no
 # more than the second.
 _LEAST, _MOST = 8, (200, 100)
@@ -22,13 +24,15 @@ def auto_batch_size(rows: int) -> int:
     return min(_MOST[rows >= _MANY], max(_LEAST, rows // 5))
 
 
-def auto_epochs(rows: int, steps_per_epoch: int) -> int:
+def auto_epochs(rows: int, steps_per_epoch: int, least: int = _STEPS) -> int:
     """Passes over the rows that make 3,000 steps; beyond 1,000 rows more, by the square root of their number.
 
-    >>> auto_epochs(455, 5), auto_epochs(60_000, 600)
-    (600, 39)
+    :param least: fewest steps.
+
+    >>> auto_epochs(455, 5), auto_epochs(455, 5, least=9000), auto_epochs(60_000, 600)
+    (600, 1800, 39)
     """
-    steps = _STEPS * math.sqrt(max(rows / _ROWS, 1.0))
+    steps = max(_STEPS * math.sqrt(max(rows / _ROWS, 1.0)), least)
     return math.ceil(steps / steps_per_epoch)
 
 

@@ -21,18 +21,6 @@ def test_the_page_is_that_of_the_stored_results(tmp_path):
     assert copy.read_text() == PAGE.read_text()
 
 
-def test_gap_rows_are_the_middle_third_along_an_input():
-    x = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
-    x[:, 1] = 2.0  # does not vary
-    found = set()
-    for fold in (0, 1):
-        rest, held = gaps.gap(x, "axis", fold, seed=0)
-        assert sorted([*rest.tolist(), *held.tolist()]) == list(range(90))
-        ranks = {i: x[:, i].argsort().argsort()[held].sort().values.tolist() for i in (0, 2)}
-        found |= {i for i in ranks if ranks[i] == list(range(30, 60))}
-    assert found == {0, 2}
-
-
 def test_disagreement_widens_where_the_members_differ():
     generator = torch.Generator().manual_seed(0)
     apart = torch.cat([torch.zeros(200), torch.ones(200)])
@@ -47,7 +35,7 @@ def test_disagreement_widens_where_the_members_differ():
 
 def test_a_base_rate_bounds_the_loss():
     sure = vsd.RegressionPrediction.from_samples(torch.full((1, 1), 5.0), torch.tensor([0.01]))
-    mixed = gaps.with_base_rate(sure, 0.1)
+    mixed = gaps.with_share(sure, 0.1)
     expected = torch.distributions.Normal(0.0, 1.0).log_prob(torch.tensor(-1.0)) + torch.tensor(0.1).log()
     assert float(mixed.log_prob(torch.tensor([-1.0]))) == pytest.approx(float(expected))
 
@@ -72,11 +60,11 @@ def test_a_split_of_made_up_data(tmp_path, monkeypatch):
     monkeypatch.setattr(vsd.Ensemble, "fit", lambda self, *args, **options: fit(self, *args, epochs=2, **options))
     monkeypatch.setattr(gaps, "PAPERS", ())
     folders = [str(tmp_path), str(tmp_path / "work")]
-    monkeypatch.setattr("sys.argv", ["gaps", *folders, "--sets", "yacht", "--programs", "main", "axis-0"])
+    monkeypatch.setattr("sys.argv", ["gaps", *folders, "--sets", "yacht", "--programs", "main", "T-1"])
     gaps.main()
     (path,) = gaps.RESULTS.glob("*.json")
     methods = json.loads(path.read_text())["methods"]
-    assert {"plain", "single", "fitted", "vsd_stacked_base_ordinary", "vsd_widened_axis"} <= methods.keys()
+    assert {"plain", "single", "fitted", "T-1", "default_base", "vsd_widened"} <= methods.keys()
     assert all(math.isfinite(v[m]) for v in methods.values() for m in gaps.METRICS)
     assert "| five plain networks, stacked | " in gaps.tables()
 

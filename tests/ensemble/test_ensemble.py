@@ -66,8 +66,8 @@ def test_a_model_is_copied_and_left_alone():
 @pytest.mark.parametrize(
     ("members", "kl_weight", "expected"),
     [
-        (5, "spread", [0.03, 0.1, 0.3, 1.0, 3.0]),
-        (3, "spread", [0.03, 0.3, 3.0]),
+        (5, "spread", [1.0, None, 0.1, 3.0, 0.01]),
+        (9, "spread", [1.0, None, 0.1, 3.0, 0.01, 0.3, None, 0.03, 1.0]),
         (1, "spread", [1.0]),
         (2, 0.5, [0.5, 0.5]),
         (2, None, [None, None]),
