@@ -105,6 +105,8 @@ def with_base_rate(prediction: Prediction, y: Array, share: float | None = None)
     if isinstance(prediction, RegressionPrediction):
         outputs = prediction.mean.shape[1:]
         values = check_target(y, (len(y), *outputs)).to(prediction.mean)
+        if (values.amin(0) == values.amax(0)).any():
+            raise ValueError("y has no spread: all targets are equal. Pass those of the training rows.")
         means, scales = (v.expand(1, *prediction.mean.shape) for v in (values.mean(0), values.std(0, correction=0)))
         base: Prediction = RegressionPrediction.from_samples(means, scales)
     elif isinstance(prediction, ClassificationPrediction):

@@ -212,6 +212,12 @@ def test_the_share_of_a_base_rate(share):
         with_base_rate(vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.ones(1)), torch.zeros(2), share)
 
 
+def test_a_base_rate_needs_targets_that_vary():
+    prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.ones(1))
+    with pytest.raises(ValueError, match="y "):
+        with_base_rate(prediction, torch.ones(5))
+
+
 def test_a_base_rate_of_any_other_likelihood():
     with pytest.raises(TypeError, match="prediction"):
         with_base_rate(vsd.Prediction(torch.zeros(2), torch.ones(2), 1), torch.zeros(2))
