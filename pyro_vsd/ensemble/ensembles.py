@@ -15,7 +15,7 @@ from pyro_vsd._utils import check_integer, check_positive, map_tensors, mix_seed
 from pyro_vsd.ensemble.contributions import Contributions
 from pyro_vsd.ensemble.members import Member, kl_weights, make_members, silence
 from pyro_vsd.ensemble.rows import has_labels, joined, split
-from pyro_vsd.ensemble.training import Run, states_of
+from pyro_vsd.ensemble.training import Run, load_states, states_of
 from pyro_vsd.infer import predict
 from pyro_vsd.prediction import Prediction, RegressionPrediction, Stacking, mixture, stack
 from pyro_vsd.prediction.stacking import FEWEST_FOR_WEIGHTS, with_factor
@@ -24,7 +24,7 @@ from pyro_vsd.training.data import Batches, all_rows, arguments, inputs_and_targ
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.fitting import Checkpoint, interrupts
 from pyro_vsd.training.history import History
-from pyro_vsd.training.lengths import ENSEMBLE_STEPS, auto_batch_size, auto_epochs, auto_rate
+from pyro_vsd.training.lengths import auto_batch_size, auto_lengths, auto_rate
 
 __all__ = ["Ensemble"]
 
@@ -59,6 +59,7 @@ class Ensemble:
     :ivar members: the pairs ``(model, guide)``.
     :ivar stacking: weights, factors and held-out scores (:class:`~pyro_vsd.prediction.Stacking`).
     :ivar history: a record of each epoch: ``epoch``, ``loss`` (the members' mean), ``losses``, ``lr``, and ``refit``.
+    :ivar epochs: of the training run that was chosen.
     :ivar reason: why the members are not trained as one program; ``None`` if they are.
 
     >>> train, test = vsd.datasets.cubic()
@@ -86,6 +87,7 @@ class Ensemble:
         self.members: list[Member] = make_members(model_or_factory, self.kl_weight, self.seed, guide_options)
         self.stacking = Stacking.equal(members)
         self.history = History()
+        self.epochs: int | None = None
         self.reason: str | None = None
         self._start: list[dict[str, Any]] | None = None
 
@@ -108,7 +110,7 @@ class Ensemble:
         self,
         data: Any,
         validation: Any = 0.15,
-        epochs: int | None = None,
+        epochs: int | Sequence[int] | None = None,
         lr: float | None = None,
         refit: bool = True,
         *,
@@ -118,9 +120,9 @@ class Ensemble:
     ) -> "Ensemble":
         """Trains the members, each from its start, and fits the mixture on held-out rows.
 
-        With ``refit`` the members are trained twice: without the held-out rows, to fit the mixture, and on all rows.
-        Adam's rate falls to zero along a cosine. Ctrl-C ends training after the current step, saves the checkpoint and
-        returns; ``history.stopped`` is then ``"interrupt"``.
+        Members are trained without the held-out rows, once for each number of ``epochs``, and the best mixture is kept.
+        With ``refit`` they are then trained again, on all rows. Adam's rate falls to zero along a cosine. Ctrl-C ends
+        training after the current step, saves the checkpoint and returns; ``history.stopped`` is then ``"interrupt"``.
 
         Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
         arguments. Each trains its share of the members, and all have the whole ensemble at the end.
@@ -129,7 +131,9 @@ class Ensemble:
             ``DataLoader`` are read once and kept in memory.
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
             as trained. With fewer than 50 held-out rows the weights are equal.
-        :param epochs: passes over the data. By default as many as make 9,000 steps, more for more than 9,000 rows.
+        :param epochs: passes over the data, or several numbers, of which held-out rows choose one. By default 3,000 or
+            9,000 steps for up to 1,000 rows, and 9,000 or more for more than 2,250; in between the first number grows.
+            With fewer than 50 held-out rows it is the first.
         :param lr: Adam's rate at the start; by default 0.01, and 0.001 for 20,000 rows and more.
         :param batch_size: most rows in a batch; by default a fifth of the rows, and between 8 and 200, or
             100 for 20,000 rows and more.
@@ -139,8 +143,11 @@ class Ensemble:
         :param progress: a progress bar; by default only in a terminal.
         :returns: the ensemble.
         """
-        if epochs is not None:
-            check_integer("epochs", epochs, 1)
+        given = [] if epochs is None else list(epochs) if isinstance(epochs, Sequence) else [epochs]
+        for number in given:
+            check_integer("epochs", number, 1)
+        if len(given) > 1 and validation is None:
+            raise ValueError("epochs: held-out rows choose one of several numbers, and validation=None has none.")
         if batch_size is not None:
             check_integer("batch_size", batch_size, 1)
         if lr is not None:
@@ -151,7 +158,11 @@ class Ensemble:
         labelled = validation is not None and has_labels(self.members[0][0], take_rows(rows, slice(0, _FIRST)))
         train, held_out = split(rows, validation, mix_seed(self.seed, -3), labelled)
         self._set_up(train)
-        passes = [train] if held_out is None or not refit else [train, joined(train, held_out)]
+        again = joined(train, held_out) if held_out is not None and refit else None
+        batches = Batches(train, batch_size or auto_batch_size(num_rows(train)))
+        lengths = given or auto_lengths(num_rows(train), batches.num_steps() or 1)
+        if not given and (held_out is None or num_rows(held_out) < FEWEST_FOR_WEIGHTS):
+            lengths = lengths[:1]
         self.history, self.stacking = History(), Stacking.equal(len(self))
         saved = None
         if checkpoint is not None and checkpoint.resume and os.path.exists(checkpoint.path):
@@ -159,9 +170,11 @@ class Ensemble:
         with torch.random.fork_rng(devices=_devices(self.members)), interrupts() as pressed, Group() as group:
             if group.size > len(self):
                 raise ValueError(f"members={len(self)} are fewer than the {group.size} processes that share them.")
-            chosen = slice(group.rank, None, group.size)
-            runs = [self._run(part, epochs, lr, batch_size, number, chosen) for number, part in enumerate(passes)]
-            fitting = _Fitting(self, runs, held_out, checkpoint, progress, pressed, group)
+            runs = [self._run(train, length, lr, batch_size, n, group) for n, length in enumerate(lengths)]
+            last = None
+            if again is not None:
+                last = self._run(again, lengths[0], lr, batch_size, len(runs), group)
+            fitting = _Fitting(self, runs, last, held_out, checkpoint, progress, pressed, group)
             if saved is not None:
                 fitting.resume(saved)
             fitting.train()
@@ -184,15 +197,12 @@ class Ensemble:
                     silence(guide)
             self._start = states_of(self.members)
 
-    def _run(
-        self, rows: Any, epochs: int | None, lr: float | None, batch_size: int | None, number: int, chosen: slice
-    ) -> Run:
+    def _run(self, rows: Any, epochs: int, lr: float | None, batch_size: int | None, number: int, group: Group) -> Run:
         count = num_rows(rows)
         batches = Batches(rows, batch_size or auto_batch_size(count))
         weights = [0.0 if weight is None else weight for weight in self.kl_weight]
-        length = epochs or auto_epochs(count, batches.num_steps() or 1, ENSEMBLE_STEPS)
         rate, seed = lr or auto_rate(count), mix_seed(self.seed, -10 - number)
-        return Run(self.members, weights, batches, length, rate, seed, chosen)
+        return Run(self.members, weights, batches, epochs, rate, seed, slice(group.rank, None, group.size))
 
     # ---- prediction
 
@@ -295,10 +305,8 @@ class Ensemble:
             raise ValueError("state must be what Ensemble.state_dict() returns: a dict with 'members' and 'stacking'.")
         if len(state["members"]) != len(self):
             raise ValueError(f"state is that of {len(state['members'])} members, and this ensemble has {len(self)}.")
-        for (model, guide), own in zip(self.members, state["members"], strict=True):
-            model.load_state_dict(own["model"])
-            with torch.random.fork_rng(devices=[]):
-                guide.load_state_dict(own["guide"])
+        with torch.random.fork_rng(devices=[]):
+            load_states(self.members, state["members"])
         self.stacking = Stacking(**state["stacking"])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -308,35 +316,43 @@ class Ensemble:
 
 
 class _Fitting:
-    """Training once or twice, and stacking between; saved and continued."""
+    """Training for each length, stacking, and training again for the length that held-out rows chose; saved and
+    continued.
+
+    :param runs: without the held-out rows.
+    :param last: on all rows.
+    """
 
     def __init__(
         self,
         ensemble: Ensemble,
         runs: list[Run],
+        last: Run | None,
         held_out: Any,
         checkpoint: Checkpoint | None,
         progress: bool | None,
         pressed: list[int],
         group: Group,
     ):
-        self.ensemble, self.runs, self.held_out, self.checkpoint = ensemble, runs, held_out, checkpoint
+        self.ensemble, self.candidates, self.last = ensemble, runs, last
+        self.held_out, self.checkpoint = held_out, checkpoint
         self.progress, self.pressed, self.group = False if group.rank else progress, pressed, group
+        self.runs = runs if last is None else [*runs, last]
         self.number, self.run = 0, runs[0]
+        self.chosen, self.best = 0, None if last is not None or len(runs) == 1 else states_of(ensemble.members)
         self.resumed = False
         # a schedule is known by its values: the name of a function holds its address
         places = [runs[0].steps * part // 4 for part in range(5)]
         self.settings: dict[str, Any] = {
             "kl_weight": [[float(w(s)) for s in places] if callable(w) else w for w in ensemble.kl_weight],
             "seed": ensemble.seed, "lr": runs[0].lr, "processes": group.size,
-            "runs": [[run.epochs, run.batches.batch_size, run.batches.num_rows] for run in runs],
+            "runs": [[run.epochs, run.batches.batch_size, run.batches.num_rows] for run in self.runs],
         }  # fmt: skip
 
     def train(self) -> None:
         ensemble, disable = self.ensemble, None if self.progress is None else not self.progress
-        total = sum(run.steps for run in self.runs)
         before = sum(run.steps for run in self.runs[: self.number]) + self.run.step
-        with tqdm(total=total, initial=before, desc="fit", unit="step", disable=disable) as self.bar:
+        with tqdm(total=self._total(), initial=before, desc="fit", unit="step", disable=disable) as self.bar:
             for number in range(self.number, len(self.runs)):
                 self.number, self.run = number, self.runs[number]
                 for model, _ in ensemble.members:
@@ -353,13 +369,17 @@ class _Fitting:
                     return
                 if self.held_out is not None:
                     self._stack()
+        if self.best is not None and self.chosen < len(self.runs) - 1:
+            load_states(ensemble.members, self.best)
+        ensemble.epochs = self.runs[self.chosen].epochs
+
+    def _total(self) -> int:
+        return sum(run.steps for run in self.runs)
 
     def _begin(self) -> None:
         ensemble = self.ensemble
         assert ensemble._start is not None
-        for (model, guide), own in zip(ensemble.members, ensemble._start, strict=True):
-            model.load_state_dict(own["model"])
-            guide.load_state_dict(own["guide"])
+        load_states(ensemble.members, ensemble._start)
         torch.manual_seed(mix_seed(self.run.seed, self.group.rank) if self.group.size > 1 else self.run.seed)
         self.run.start(ensemble.reason if self.number else None)
         if self.run.reason is not None and not self.number:
@@ -404,11 +424,20 @@ class _Fitting:
         row = predict(*ensemble.members[0], *take_rows(inputs, slice(0, 1)), num_samples=1, seed=0)
         samples = min(_SAMPLES, max(_FEWEST, _NUMBERS // (len(y) * row.mean.numel() * len(ensemble))))
         found = ensemble.member_predictions(*inputs, num_samples=samples, seed=ensemble.seed, progress=False)
-        if self.number:
+        if self.run is self.last:
             ensemble.stacking = self.group.same(ensemble.stacking.carried_over(found))
             return
-        ensemble.stacking = self.group.same(stack(found, y))
-        if not ensemble.stacking.fitted and len(ensemble) > 1:
+        stacking = self.group.same(stack(found, y))
+        if not self.number or stacking.after > ensemble.stacking.after:
+            ensemble.stacking, self.chosen = stacking, self.number
+            if self.best is not None:
+                self.best = states_of(ensemble.members)
+        if self.number < len(self.candidates) - 1:
+            return
+        if self.last is not None:
+            self.last.set_epochs(self.candidates[self.chosen].epochs)
+            self.bar.total = self._total()
+        if not stacking.fitted and len(ensemble) > 1:
             self._say(f"{len(y)} held-out rows are too few to fit weights ({FEWEST_FOR_WEIGHTS}): all are equal.")
 
     # ---- checkpoints
@@ -419,6 +448,7 @@ class _Fitting:
         content = {
             "settings": self.settings, "number": self.number, "runs": self.group.gather(_on_cpu(self.run.state())),
             "earlier": earlier, "stacking": asdict(self.ensemble.stacking), "start": self.ensemble._start,
+            "chosen": self.chosen, "best": self.best,
         }  # fmt: skip
         if self.group.rank == 0:
             write_archive(self.checkpoint.path, {"ensemble": to_plain(content, "ensemble")})
@@ -432,6 +462,7 @@ class _Fitting:
             for run in state["runs"]:
                 check_rng_state(run["rng"])
             stacking = Stacking(**state["stacking"])
+            self.chosen, self.best = state["chosen"], state["best"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"checkpoint: {name!r} was not written by Ensemble.fit. {advice}") from error
         wrong = [f"{k}={found.get(k)}, not {v}" for k, v in self.settings.items() if found.get(k) != v]
@@ -441,6 +472,8 @@ class _Fitting:
         for run, records in zip(self.runs, state["earlier"], strict=False):
             run.records = records
         self.ensemble.stacking, self.ensemble._start = stacking, state["start"]
+        if self.run is self.last:
+            self.last.set_epochs(self.candidates[self.chosen].epochs)
         for model, _ in self.ensemble.members:
             if hasattr(model, "num_data"):
                 model.num_data = self.run.batches.num_rows

@@ -16,7 +16,7 @@ from pyro_vsd.training.data import Batches, arguments
 from pyro_vsd.training.joint import JointLoss, NotJointError
 from pyro_vsd.training.lengths import cosine
 
-__all__ = ["Run", "states_of"]
+__all__ = ["Run", "load_states", "states_of"]
 
 
 def states_of(members: Sequence[Member]) -> list[dict[str, Any]]:
@@ -24,6 +24,13 @@ def states_of(members: Sequence[Member]) -> list[dict[str, Any]]:
     states = [{"model": dict(model.state_dict()), "guide": dict(guide.state_dict())} for model, guide in members]
     copied: list[dict[str, Any]] = map_tensors(lambda tensor: tensor.detach().clone(), states)
     return copied
+
+
+def load_states(members: Sequence[Member], states: Sequence[dict[str, Any]]) -> None:
+    """What :func:`states_of` gave."""
+    for (model, guide), own in zip(members, states, strict=True):
+        model.load_state_dict(own["model"])
+        guide.load_state_dict(own["guide"])
 
 
 class Run:
@@ -45,9 +52,9 @@ class Run:
         seed: int,
         chosen: slice,
     ):
-        self.batches, self.epochs, self.lr, self.seed = batches, epochs, lr, seed
+        self.batches, self.lr, self.seed = batches, lr, seed
         self.members, self.numbers = members[chosen], range(len(members))[chosen]
-        self.steps = epochs * (batches.num_steps() or 1)
+        self.set_epochs(epochs)
         self.losses: list[Any] = []
         for (model, guide), weight in zip(self.members, weights[chosen], strict=True):
             model.train()
@@ -60,6 +67,10 @@ class Run:
         self._sum: Any = 0.0
         self.reason: str | None = None
         self._take: Callable[..., Tensor]
+
+    def set_epochs(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.steps = epochs * (self.batches.num_steps() or 1)
 
     def start(self, reason: str | None = None) -> None:
         """Decides how the members run: as one program or, for the reason given or found, one after the other.
@@ -159,9 +170,7 @@ class Run:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        for (model, guide), own in zip(self.members, state["members"], strict=True):
-            model.load_state_dict(own["model"])
-            guide.load_state_dict(own["guide"])
+        load_states(self.members, state["members"])
         self.start(state["reason"])
         for loss, choices in zip(self._compiled, state["compiled"], strict=True):
             loss.choices = choices

@@ -392,6 +392,33 @@ def test_copies_predict_the_same(trained, copied):
     assert_close(copied(trained).predict(x, seed=1).samples, trained.predict(x, seed=1).samples)
 
 
+@pytest.mark.parametrize("refit", [True, False])
+@pytest.mark.parametrize("epochs", [(1, 40), (40, 1)])
+def test_held_out_rows_choose_the_length(epochs, refit):
+    held_out = rows(100, seed=1)
+    ensemble = vsd.Ensemble(cases.regressor, members=2)
+    ensemble.fit(rows(), validation=held_out, refit=refit, **{**QUICK, "epochs": epochs})
+    assert ensemble.epochs == 40
+    assert len(ensemble.history) == 41 + 40 * refit
+    if not refit:  # the members are those of the better length
+        found = ensemble.member_predictions(held_out[0], num_samples=100, seed=0)
+        assert float(ensemble.stacking.mix(found).log_prob(held_out[1]).mean()) == pytest.approx(ensemble.stacking.after)
+
+
+@pytest.mark.parametrize(("number", "lengths"), [(400, 2), (300, 1)])
+def test_few_held_out_rows_do_not_choose(number, lengths, monkeypatch):
+    monkeypatch.setattr("pyro_vsd.training.lengths._STEPS", 4)
+    monkeypatch.setattr("pyro_vsd.training.lengths._LONG", 8)
+    ensemble = vsd.Ensemble(cases.regressor, members=1).fit(rows(number), progress=False)
+    assert len(ensemble.history) == (1 if lengths == 1 else 3) + ensemble.epochs
+
+
+@pytest.mark.parametrize("epochs", [0, (3, 0), (1, 2.5), (1, 2)])
+def test_bad_lengths(epochs):
+    with pytest.raises(ValueError, match="epochs"):
+        vsd.Ensemble(cases.regressor, members=1).fit(rows(), validation=None, epochs=epochs)
+
+
 def numbers(ensemble):
     values = [cases.values(*member) for member in ensemble.members]
     return {f"{m}.{k}": v for m, own in enumerate(values) for k, v in own.items()} | {
@@ -405,12 +432,24 @@ class StopError(Exception):
 
 
 @pytest.mark.filterwarnings("ignore:the members are trained one after the other")
-@pytest.mark.parametrize(("make", "stop"), [(cases.regressor, 50), (cases.batch_norm, 27)], ids=["joint", "in turn"])
-def test_a_killed_run_is_continued_bit_for_bit(make, stop, tmp_path, monkeypatch):
-    """Killed in the first training run and in the second; fitted again, the finished run stays as it is."""
+@pytest.mark.parametrize(
+    ("make", "stop", "options"),
+    [
+        (cases.regressor, 50, {}),
+        (cases.batch_norm, 27, {}),
+        (cases.regressor, 30, {"epochs": (1, 2)}),
+        (cases.regressor, 60, {"epochs": (1, 2)}),
+        (cases.regressor, 45, {"epochs": (2, 1), "refit": False}),
+    ],
+    ids=["joint", "in turn", "second length", "refit of several lengths", "no refit"],
+)
+def test_a_killed_run_is_continued_bit_for_bit(make, stop, options, tmp_path, monkeypatch):
+    """Killed in the first training run and in later ones; fitted again, the finished run stays as it is."""
     from pyro_vsd.ensemble.training import Run
 
-    whole = numbers(vsd.Ensemble(make, members=2).fit(rows(), **QUICK))  # 2 × 17 steps, then 2 × 20
+    # two epochs of 17 steps, and two of 20 on all rows
+    options = {**QUICK, **options}
+    whole = numbers(vsd.Ensemble(make, members=2).fit(rows(), **options))
     path, step, count = Checkpoint(tmp_path / "run", every_steps=1), Run._step, iter(range(1000))
 
     def dying(self, args, kwargs):
@@ -420,12 +459,12 @@ def test_a_killed_run_is_continued_bit_for_bit(make, stop, tmp_path, monkeypatch
 
     monkeypatch.setattr(Run, "_step", dying)
     with pytest.raises(StopError):
-        vsd.Ensemble(make, members=2).fit(rows(), checkpoint=path, **QUICK)
+        vsd.Ensemble(make, members=2).fit(rows(), checkpoint=path, **options)
     monkeypatch.setattr(Run, "_step", step)
-    resumed = vsd.Ensemble(make, members=2).fit(rows(), checkpoint=path, **QUICK)
+    resumed = vsd.Ensemble(make, members=2).fit(rows(), checkpoint=path, **options)
     assert cases.same(numbers(resumed), whole)
-    assert len(resumed.history) == 4
-    finished = vsd.Ensemble(make, members=2).fit(rows(), checkpoint=path, **QUICK)
+    assert len(resumed.history) == sum(np.atleast_1d(options["epochs"])) + options.get("refit", True) * resumed.epochs
+    finished = vsd.Ensemble(make, members=2).fit(rows(), checkpoint=path, **options)
     assert cases.same(numbers(finished), whole)
 
 
