@@ -278,8 +278,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param kl_weight: see :class:`~pyro_vsd.infer.VSD_ELBO`; for an ensemble one of each member. ``"auto"`` is 1 for a
         single network, and the ensemble's default for an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
-    :param epochs: passes over the data; ``"auto"`` makes 9,000 steps, more for more than 9,000 rows; for a single
-        network 3,000, more for more than 1,000 rows.
+    :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows; of an ensemble see
+        :meth:`Ensemble.fit <pyro_vsd.Ensemble.fit>`.
     :param batch_size: rows in a batch; ``"auto"`` takes a fifth of the rows, and between 8 and 200, or 100 for
         20,000 rows and more.
     :param num_samples: sampled networks for predictions.

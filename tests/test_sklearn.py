@@ -387,7 +387,7 @@ def test_a_classifier_of_several_members():
     x, y = blobs()
     classifier = VSDClassifier(random_state=0, **FEW).fit(x, y)
     np.testing.assert_allclose(classifier.predict_proba(x).sum(1), 1)
-    assert classifier.ensemble_.kl_weight == pytest.approx([0.03, 3.0])
+    assert classifier.ensemble_.kl_weight == [1.0, None]
 
 
 def test_early_stopping_goes_with_one_member():

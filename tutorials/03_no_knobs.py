@@ -16,7 +16,7 @@ from sklearn.datasets import make_friedman1
 
 import pyro_vsd as vsd
 
-EPOCHS = None  # chosen by the library: 9,000 steps for an ensemble, 3,000 for a single network
+EPOCHS = None  # chosen by the library: 3,000 or 9,000 steps
 
 # %% [markdown]
 # ## An estimator
@@ -55,7 +55,8 @@ print(vsd.metrics.report(regressor.predictive(X_test), torch.tensor(y_test)))
 # By default the estimator trains five networks. They differ in their initial weights and in the weight λ of the KL, the
 # one option of VSD that matters; one of them is plain, without noise. A part of the training rows is held out. The
 # weights of the five in the mixture, and a factor on each one's σ, are those with which the mixture predicts the
-# held-out rows best. Then all five are trained again on all rows. So nobody has to choose λ.
+# held-out rows best. These rows also choose between 3,000 and 9,000 training steps. Then all five are trained again on
+# all rows. Nobody has to choose λ or the number of epochs.
 
 # %%
 print(regressor.ensemble_)
@@ -63,9 +64,9 @@ vsd.plots.members(regressor.ensemble_)
 plt.show()
 
 # %% [markdown]
-# Bars are the weights. Points are the held-out scores of the members, each by itself; the dotted line is the score of
-# the mixture as fitted. With your own network, use `vsd.Ensemble`. It takes a model as `vsd.fit` does, copies it, and
-# starts each copy anew.
+# Bars are the weights. Points are the held-out scores of the members, each by itself and with the σ that suits it best;
+# the dotted line is the score of the mixture as fitted. With your own network, use `vsd.Ensemble`. It takes a model as
+# `vsd.fit` does, copies it, and starts each copy anew.
 
 # %%
 X_mean, X_std, y_mean, y_std = X_train.mean(0), X_train.std(0), y_train.mean(), y_train.std()
@@ -122,8 +123,8 @@ assert SMOKE or min(scores, key=scores.get) == "one plain network"
 
 # %% [markdown]
 # One plain network has the largest error. Five are better, and the default ensemble is better still: noise limits how
-# closely four of its members fit the training rows. This is one data set and one seed. On some data sets plain networks,
-# stacked, are as good or better; the page *Ensembles: measurements* of the documentation says on which.
+# closely four of its members fit the training rows. This is one data set and one seed. On some data sets plain
+# networks, stacked, are as good; the page *Ensembles: measurements* of the documentation says on which.
 #
 # ## Intervals with a guaranteed coverage
 #

@@ -13,8 +13,8 @@ __all__ = ["members"]
 
 
 def members(ensemble: Any, *, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
-    """Weights of an ensemble's members as bars, and on a second axis their log-density of held-out rows, each alone;
-    dotted lines for the mixture as fitted, dashed with equal weights and members as trained.
+    """Weights of an ensemble's members as bars, and on a second axis their log-density of held-out rows, each alone
+    with its own best σ or temperature; dotted lines for the mixture as fitted, dashed with equal weights as trained.
 
     A member far below the others is a triangle at the lower edge with its number.
 

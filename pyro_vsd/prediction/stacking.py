@@ -148,7 +148,7 @@ class Stacking:
     :ivar factors: ``(M,)``. In regression each member's σ is multiplied by its factor. For classes it is a temperature:
         each sample's probabilities become :math:`p^{1/T}`, scaled to add up to 1. Other predictions have ones.
     :ivar num_rows: held-out rows behind it.
-    :ivar scores: mean log-density of the held-out rows by each member alone, as trained, ``(M,)``.
+    :ivar scores: mean log-density of the held-out rows by each member alone, with its own best factor, ``(M,)``.
     :ivar before: the same of the mixture with equal weights, as trained.
     :ivar after: the same of the mixture as fitted.
     :ivar fitted: whether the weights were fitted, or are equal because there were too few rows.
@@ -231,15 +231,15 @@ def stack(predictions: Sequence[Prediction], y: Array) -> Stacking:
     """
     before = mixture(predictions)
     target, M = to_tensor(y, before.mean.device), len(predictions)
-    scores = torch.stack([p.log_prob(target).double().mean().cpu() for p in predictions])
     start = float(before.log_prob(target).double().mean())
     found = Stacking.equal(M)
     rows, factors = len(target), isinstance(before, (ClassificationPrediction, RegressionPrediction))
     fitted = rows >= FEWEST_FOR_WEIGHTS and M > 1
+    densities, own = [_densities(p, target) for p in predictions], torch.zeros(M, dtype=torch.float64)
     if fitted or (factors and rows >= _FEWEST_FOR_FACTORS):
-        densities = [_densities(p, target) for p in predictions]
-        weights, widths = _fit(densities, factors, fitted, isinstance(before, ClassificationPrediction))
+        weights, widths, own = _fit(densities, factors, fitted, isinstance(before, ClassificationPrediction))
         found = Stacking(weights, widths)
+    scores = torch.stack([density(u).mean() for density, u in zip(densities, own, strict=True)])
     after = float(found.mix(predictions).log_prob(target).double().mean())
     levels = torch.stack([_level(p) for p in predictions])
     return Stacking(found.weights, found.factors, rows, scores, start, after, fitted, levels)
@@ -247,7 +247,8 @@ def stack(predictions: Sequence[Prediction], y: Array) -> Stacking:
 
 def _fit(
     densities: list[Callable[[Tensor], Tensor]], factors: bool, fitted: bool, classes: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights and factors of the mixture, and the log of the best factor of each member alone."""
     M, spread = len(densities), _TEMPERATURE if classes else _SPREAD
     own = torch.zeros(M, dtype=torch.float64)
 
@@ -276,7 +277,7 @@ def _fit(
         _maximise(lambda logits: score(logits, u), [logits])
     else:
         _maximise(lambda u: score(logits, u), [u])
-    return logits.softmax(-1), log_factors(u).exp() if factors else torch.ones_like(own)
+    return logits.softmax(-1), log_factors(u).exp() if factors else torch.ones_like(own), own
 
 
 def _maximise(function: Callable[..., Tensor], variables: list[Tensor]) -> None:

@@ -57,7 +57,7 @@ def test_a_split_of_made_up_data(tmp_path, monkeypatch):
     monkeypatch.setattr(gaps, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(gaps, "SAMPLES", 3)
     fit = vsd.Ensemble.fit
-    monkeypatch.setattr(vsd.Ensemble, "fit", lambda self, *args, **options: fit(self, *args, epochs=2, **options))
+    monkeypatch.setattr(vsd.Ensemble, "fit", lambda self, *args, **options: fit(self, *args, **options | {"epochs": 2}))
     monkeypatch.setattr(gaps, "PAPERS", ())
     folders = [str(tmp_path), str(tmp_path / "work")]
     monkeypatch.setattr("sys.argv", ["gaps", *folders, "--sets", "yacht", "--programs", "main", "T-1"])

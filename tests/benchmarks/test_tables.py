@@ -124,7 +124,8 @@ def test_writing_replaces_the_tables_alone(folder, tmp_path):
     assert text == f"before\n\n{tables.START}\n\n{tables.render(folder)}\n\n{tables.END}\n\nafter\n"
 
 
-@pytest.mark.parametrize("task", published.CLASSIFICATION)
+# of LeNet-5 the paper has figures alone
+@pytest.mark.parametrize("task", [task for task, rows in published.CLASSIFICATION.items() if rows])
 def test_rows_named_by_settings_are_the_papers(task):
     named = {variant.paper for variant in SETTINGS[task].variants.values() if variant.paper}
     rows = set(published.CLASSIFICATION[task])

@@ -401,8 +401,8 @@ def test_held_out_rows_choose_the_length(epochs, refit):
     assert ensemble.epochs == 40
     assert len(ensemble.history) == 41 + 40 * refit
     if not refit:  # the members are those of the better length
-        found = ensemble.member_predictions(held_out[0], num_samples=100, seed=0)
-        assert float(ensemble.stacking.mix(found).log_prob(held_out[1]).mean()) == pytest.approx(ensemble.stacking.after)
+        mixed = ensemble.stacking.mix(ensemble.member_predictions(held_out[0], num_samples=100, seed=0))
+        assert float(mixed.log_prob(held_out[1]).mean()) == pytest.approx(ensemble.stacking.after)
 
 
 @pytest.mark.parametrize(("number", "lengths"), [(400, 2), (300, 1)])
