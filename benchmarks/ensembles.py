@@ -7,11 +7,11 @@
     python -m benchmarks.ensembles --cost                       # what five members cost, of one
 
 One hidden layer of 50, two reflections, float32, the defaults of ``vsd.Ensemble.fit``. Ten members, five by VSD with λ
-from 0.01 to 3 and five plain, are trained without 15 % of the training rows and again on all of them. On those rows the
-mixtures are fitted; the methods are mixtures of some of the members. Nothing is chosen by test rows. Scores are in the
-targets' units. Networks' predictions stay in ``WORK``; each split leaves a small JSON file in ``results/ensembles``.
-Those in ``results/ensembles_3000`` are from earlier runs of 3,000 steps (more for more than 1,000 rows), which is now
-the default of ``vsd.fit`` alone.
+from 0.01 to 3 and five plain, are trained without 15 % of the training rows and again on all of them; sets of up to
+2,250 rows for 3,000 steps (*short*) and for 9,000 (*long*). On the held-out rows the mixtures are fitted, and their
+length is chosen, as ``fit`` does. The methods are mixtures of some of the members. Nothing is chosen by test rows.
+Scores are in the targets' units. The networks' predictions stay in ``WORK``; each split leaves a small JSON file in
+``results/ensembles``.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from torch import Tensor
 
 import pyro_vsd as vsd
 from benchmarks.paper.uci_published import PAPER
+from pyro_vsd.training.lengths import auto_batch_size, auto_lengths
 
 RESULTS = Path(__file__).parent / "results" / "ensembles"
-SHORTER = RESULTS.parent / "ensembles_3000"
 SMALL, LARGE = ("yacht", "boston", "energy", "concrete", "wine"), ("kin8nm", "power", "naval")
 HIDDEN, HELD_OUT, SAMPLES = 50, 0.15, 100
 VSD = [0.01, 0.1, 0.3, 1.0, 3.0]
@@ -40,14 +40,9 @@ OURS = "default_stacked"
 SETS = (*SMALL, *LARGE)
 METRICS = {"log_likelihood": "Test log-likelihood", "rmse": "RMSE"}
 METHODS = {
-    "single_3000": "one VSD network, λ = 1",
-    "single_stacked_3000": "the same, σ from held-out rows",
-    "mc_dropout": "MC dropout, tuned",
-    "plain_one_sigma_3000": "five plain networks, one σ",
-    "plain_stacked_3000": "five plain networks, stacked",
-    "vsd_stacked_3000": "λ = .03, .1, .3, 1, 3, stacked",
     "single": "one VSD network, λ = 1",
-    "single_stacked": "the same, σ from held-out rows",
+    "single_stacked": "the same, σ and length from held-out rows",
+    "mc_dropout": "MC dropout, tuned",
     "plain_one_sigma": "five plain networks, one σ",
     "plain_stacked": "five plain networks, stacked",
     OURS: "**the default: λ = .01, .1, 1, 3 and a plain network, stacked**",
@@ -56,9 +51,12 @@ METHODS = {
     "mixed5_two_stacked": "λ = .1, 1, 3 and two plain networks, stacked",
     "mixed7_stacked": "five VSD and two plain networks, stacked",
     "mixed10_stacked": "five VSD and five plain networks, stacked",
+    "default_short": "the default, 3,000 steps",
+    "default_long": "the default, 9,000 steps",
+    "plain_short": "five plain networks, stacked, 3,000 steps",
+    "plain_long": "five plain networks, stacked, 9,000 steps",
 }
-# Headings above some of them.
-GROUPS = {"single_3000": "*3,000 steps:*", "single": "*9,000 steps, the default of ensembles:*"}
+LENGTHS = ("short", "long")
 # λ of all members, ``None`` for plain ones.
 MEMBERS: list[float | None] = [*VSD, *[None] * 5]
 # Members of each mixture by number.
@@ -74,14 +72,19 @@ MIXTURES = {
 
 
 def train(
-    rows: tuple[Tensor, Tensor], members: Sequence[float | None], seed: int, reflections: int = 2
+    rows: tuple[Tensor, Tensor],
+    members: Sequence[float | None],
+    seed: int,
+    reflections: int = 2,
+    epochs: int | None = None,
 ) -> vsd.Ensemble:
     def make() -> vsd.nn.Regressor:
         net = vsd.nn.bayesianize(vsd.nn.mlp([rows[0].shape[1], HIDDEN, 1]))
         return vsd.nn.Regressor(net, num_data=len(rows[0]), noise="learned")
 
     options = {"kl_weight": list(members), "seed": seed, "num_reflections": reflections}
-    return vsd.Ensemble(make, members=len(members), **options).fit(rows, validation=None, progress=False)
+    ensemble = vsd.Ensemble(make, members=len(members), **options)
+    return ensemble.fit(rows, validation=None, epochs=epochs, progress=False)
 
 
 def held_out(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -122,13 +125,16 @@ def one_sigma(predictions: Sequence[vsd.Prediction], y: Tensor, levels: Tensor) 
     return with_sigma(max(scores, key=lambda g: scores[g]) / 10)
 
 
-def program(name: str, root: str, split: int, seed: int) -> dict[str, Any]:
-    """Trains all members; what they predict of held-out and of test rows."""
+def program(name: str, root: str, split: int, seed: int, length: str) -> dict[str, Any] | None:
+    """Trains all members; what they predict of held-out and of test rows. ``None`` for a short run of a large set."""
     data, test = vsd.datasets.uci(name, root, split)
     rest, held = held_out(len(data), 1000 * seed + split)
-    start = time.process_time()
-    twin = train((data.x[rest], data.y[rest]), MEMBERS, seed)
-    final = train((data.x, data.y), MEMBERS, seed)
+    lengths = auto_lengths(len(rest), math.ceil(len(rest) / auto_batch_size(len(rest))))
+    if length == "short" and len(lengths) == 1:
+        return None
+    epochs, start = lengths[0 if length == "short" else -1], time.process_time()
+    twin = train((data.x[rest], data.y[rest]), MEMBERS, seed, epochs=epochs)
+    final = train((data.x, data.y), MEMBERS, seed, epochs=epochs)
     found: dict[str, Any] = {"cpu_seconds": round(time.process_time() - start, 1)}
     found |= {"before": predicted(twin, data.x[held]), "again": predicted(final, data.x[held])}
     return found | {
@@ -140,26 +146,36 @@ def program(name: str, root: str, split: int, seed: int) -> dict[str, Any]:
     }
 
 
-def score(found: dict[str, Any]) -> dict[str, Any]:
-    """All methods of a split, from what its networks predicted."""
-    before, again, predictions = ([prediction(p) for p in found[key]] for key in ("before", "again", "test"))
-    y, y_mean, y_std = found["y"].double() * found["y_std"] + found["y_mean"], found["y_mean"], found["y_std"]
+def score(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All methods of a split, from what its networks predicted after each length."""
+    some = found["long"]
+    y, y_held = some["y"].double() * some["y_std"] + some["y_mean"], some["y_held"]
+    parts = {
+        (length, key): [prediction(p) for p in own[key]]
+        for length, own in found.items()
+        for key in ("before", "again", "test")
+    }
 
-    def scored(chosen: list[int], stacking: vsd.ensemble.Stacking) -> dict[str, Any]:
-        mixed = stacking.carried_over([again[m] for m in chosen]).mix([predictions[m] for m in chosen])
-        mixed = mixed.to(torch.float64).rescaled(y_std, y_mean)
+    def scored(length: str, chosen: list[int], stacking: vsd.ensemble.Stacking) -> dict[str, Any]:
+        again, test = ([parts[length, key][m] for m in chosen] for key in ("again", "test"))
+        mixed = stacking.carried_over(again).mix(test).to(torch.float64).rescaled(some["y_std"], some["y_mean"])
         result = {"log_likelihood": vsd.metrics.log_likelihood(mixed, y), "rmse": vsd.metrics.rmse(mixed, y)}
         result |= {"crps": vsd.metrics.crps(mixed, y), "coverage": vsd.metrics.coverage(mixed, y)}
-        return result | {"weights": stacking.weights.tolist()}
+        return result | {"length": length, "weights": stacking.weights.tolist()}
 
-    methods = {"single": scored([SINGLE], vsd.ensemble.Stacking.equal(1))}
+    shortest = "short" if "short" in found else "long"
+    methods = {"single": scored(shortest, [SINGLE], vsd.ensemble.Stacking.equal(1))}
     for mixture, chosen in {"single": [SINGLE], **MIXTURES}.items():
-        stacking = vsd.ensemble.stack([before[m] for m in chosen], found["y_held"])
-        methods[f"{mixture}_stacked"] = scored(chosen, stacking)
-        assert stacking.levels is not None
-        if mixture in ("vsd", "plain"):
-            sigma = one_sigma([before[m] for m in chosen], found["y_held"], stacking.levels)
-            methods[f"{mixture}_one_sigma"] = scored(chosen, sigma)
+        stackings = {n: vsd.ensemble.stack([parts[n, "before"][m] for m in chosen], y_held) for n in found}
+        best = max(found, key=lambda length: stackings[length].after)
+        methods[f"{mixture}_stacked"] = scored(best, chosen, stackings[best])
+        if mixture in ("default", "plain") and len(found) > 1:
+            methods |= {f"{mixture}_{n}": scored(n, chosen, stacking) for n, stacking in stackings.items()}
+        if mixture == "plain":
+            own = {n: [parts[n, "before"][m] for m in chosen] for n in found}
+            ways = {n: one_sigma(own[n], y_held, stackings[n].levels) for n in found}  # type: ignore[arg-type]
+            best = max(found, key=lambda length: float(ways[length].mix(own[length]).log_prob(y_held).mean()))
+            methods[f"{mixture}_one_sigma"] = scored(best, chosen, ways[best])
     return methods
 
 
@@ -169,10 +185,6 @@ def load(name: str) -> list[dict[str, Any]]:
     for path in sorted(RESULTS.glob(f"{name}-*.json")):
         run = json.loads(path.read_text())
         found = {method: {m: v[m] for m in METRICS} for method, v in run["methods"].items()}
-        shorter = SHORTER / path.name
-        if shorter.exists():
-            methods = json.loads(shorter.read_text())["methods"]
-            found |= {f"{method}_3000": {m: v[m] for m in METRICS} for method, v in methods.items()}
         other = RESULTS.parent / f"uci_{name}" / f"mc_dropout-seed{run['seed']}.json"
         if other.exists():
             splits = json.loads(other.read_text())["groups"]["tuned"]
@@ -195,8 +207,6 @@ def tables() -> str:
         cells = [f"{PAPER[n]['VSD'][index][0]:.2f}" for n in SETS if load(n)]
         lines.append("| the paper's VSD | " + " | ".join(cells) + " |")
         for method, label in METHODS.items():
-            if method in GROUPS:
-                lines.append(f"| {GROUPS[method]} |" + " |" * len(cells))
             cells = [_cell(load(n), method, metric) for n in SETS if load(n)]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         lines.append("")
@@ -279,22 +289,26 @@ def main() -> None:
 
 def run_split(name: str, options: argparse.Namespace, split: int, seed: int) -> None:
     """Trains the members of a split where that is missing, and scores their mixtures."""
-    path = RESULTS / f"{name}-{split:02d}-seed{seed}.json"
-    work = options.work / f"{path.stem}.pt"
-    known = {method for method in METHODS if method != "mc_dropout" and not method.endswith("_3000")}
-    done = path.exists() and known <= json.loads(path.read_text())["methods"].keys()
-    if (not work.exists()) if options.score else done:
+    path, found = RESULTS / f"{name}-{split:02d}-seed{seed}.json", {}
+    if path.exists() and not options.score:
         return
-    if not work.exists():
-        unfinished = work.with_suffix(".part")
-        torch.save(program(name, options.data, split, seed), unfinished)
-        unfinished.rename(work)
-    found = torch.load(work)
-    methods = score(found)
-    result = {"set": name, "split": split, "seed": seed, "cpu_seconds": found["cpu_seconds"], "methods": methods}
+    for length in LENGTHS:
+        work = options.work / f"{path.stem}-{length}.pt"
+        if not work.exists():
+            if options.score:
+                continue
+            unfinished = work.with_suffix(".part")
+            torch.save(program(name, options.data, split, seed, length), unfinished)
+            unfinished.rename(work)
+        if (own := torch.load(work)) is not None:
+            found[length] = own
+    if "long" not in found:
+        return
+    methods, seconds = score(found), round(sum(own["cpu_seconds"] for own in found.values()), 1)
+    result = {"set": name, "split": split, "seed": seed, "cpu_seconds": seconds, "methods": methods}
     path.write_text(json.dumps(result, indent=1) + "\n")
     scores = {k: round(v["log_likelihood"], 3) for k, v in methods.items()}
-    print(name, split, seed, f"{found['cpu_seconds']:.0f} s", scores, flush=True)
+    print(name, split, seed, f"{seconds:.0f} s", scores, flush=True)
 
 
 if __name__ == "__main__":

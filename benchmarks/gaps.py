@@ -403,6 +403,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(FOLDERS), choices=list(FOLDERS))
     parser.add_argument("--splits", type=int, default=max(INPUTS.values()))
     parser.add_argument("--programs", nargs="*", default=list(PROGRAMS))
+    parser.add_argument("--papers", nargs="*", default=PAPERS, help="methods of the paper's experiments to run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--score", action="store_true")
     parser.add_argument("--figure", type=Path, metavar="FILE")
@@ -420,7 +421,7 @@ def main() -> None:
     for name in options.sets:
         for split in range(min(options.splits, INPUTS[name])):
             run_split(name, options, split)
-        for variant in () if options.score else PAPERS:
+        for variant in () if options.score else options.papers:
             path = RESULTS / f"{name}-{variant}-seed{options.seed}.json"
             if not path.exists():
                 result = paper_rows(name, options.data, variant, options.seed)

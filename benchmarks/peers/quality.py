@@ -918,12 +918,10 @@ def from_ensembles(task: str) -> dict[str, dict[int, dict[str, Any]]]:
     """Stored results of benchmarks/ensembles.py and of the paper's experiments on the same splits."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for seed in range(SPLITS):
-        for name, folder, method in (
-            ("**VSD**", "ensembles_3000", "single"),
-            ("**VSD ensemble**", "ensembles", ensembles.OURS),
-        ):
-            path = RESULTS.parent / folder / f"{task}-{seed:02d}-seed0.json"
-            found.setdefault(name, {})[seed] = json.loads(path.read_text(encoding="utf-8"))["methods"][method]
+        path = RESULTS.parent / "ensembles" / f"{task}-{seed:02d}-seed0.json"
+        methods = json.loads(path.read_text(encoding="utf-8"))["methods"]
+        found.setdefault("**VSD**", {})[seed] = methods["single"]
+        found.setdefault("**VSD ensemble**", {})[seed] = methods[ensembles.OURS]
         path = RESULTS.parent / f"uci_{task}" / "mc_dropout-seed0.json"
         every = json.loads(path.read_text(encoding="utf-8"))["groups"]["tuned"]
         scores = {metric: every[metric][seed] for metric in ("log_likelihood", "rmse", "coverage")}
