@@ -2,6 +2,7 @@
 
     python benchmarks/from_trained.py --data FOLDER   # FOLDER/MNIST/raw and FOLDER/FashionMNIST/raw; about 40 minutes
     python benchmarks/from_trained.py --table         # from the stored results
+    python benchmarks/from_trained.py --data FOLDER --linear   # Fashion-MNIST: the network and its linearisation
 
 MLP 784-200-200-10, tanh, dropout 0.1 in training, trained until the accuracy and the negative log-likelihood are those
 of the published row (MAP). 55,000 rows are trained on, 5,000 choose strengths and temperatures. Laplace rows need
@@ -13,6 +14,7 @@ prediction, as in the published rows; *by MI*: by the mutual information. *Secon
 
 import argparse
 import json
+import math
 import statistics
 import time
 import warnings
@@ -193,6 +195,69 @@ def linearised(fitted: Any, net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, covariance
 
 
+# ---- our noise in the linearised network
+
+FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
+FEW_ROWS, FEW_SAMPLES = 3000, 60
+
+
+@torch.no_grad()
+def linear(folder: str) -> dict[str, Any]:
+    """One Fashion-MNIST network: the noise of ``from_trained`` times some factors, in the network as it is and in its
+    first-order expansion in the noise, with the same draws."""
+    (data, test), (_, outside) = (SETS[n](folder, flatten=True) for n in ("fashion", "mnist"))
+    torch.manual_seed(0)
+    order = torch.randperm(len(data.x))
+    train, validation = ((data.x[rows], data.y[rows]) for rows in (order[:55_000], order[55_000:]))
+    with torch.enable_grad():
+        net = train_network("fashion", *train)
+        _, guide = vsd.from_trained(net, train, validation, seed=0)
+    noises = [guide.noise(site) for site in guide.sites]
+    inside, elsewhere, y = test.x[:FEW_ROWS], outside.x[:FEW_ROWS], test.y[:FEW_ROWS]
+
+    def outputs(x: Tensor, xi: tuple[Tensor, ...]) -> Tensor:
+        own = iter(xi)
+        for layer in net:  # type: ignore[attr-defined]
+            x = layer(x * next(own) if isinstance(layer, nn.Linear) else x)
+        return x
+
+    def sampled(x: Tensor, factor: float, expanded: bool) -> vsd.ClassificationPrediction:
+        torch.manual_seed(1)
+        ones, samples = tuple(torch.ones(noise.event_shape) for noise in noises), []
+        for _ in range(FEW_SAMPLES):
+            eta = tuple(math.sqrt(factor) * (noise.sample() - 1) for noise in noises)
+            if expanded:
+                value, slope = torch.func.jvp(lambda *xi: outputs(x, xi), ones, eta)
+            else:
+                value, slope = outputs(x, tuple(1 + e for e in eta)), 0.0
+            samples.append((value + slope).softmax(-1))
+        return vsd.ClassificationPrediction.from_samples(torch.stack(samples))
+
+    found: dict[str, Any] = {"MAP": float(F.cross_entropy(net(inside), y))}
+    for factor in FACTORS:
+        for expanded in (False, True):
+            here, there = sampled(inside, factor, expanded), sampled(elsewhere, factor, expanded)
+            found[f"{factor:g}, {'linearised' if expanded else 'as it is'}"] = {
+                "nll": vsd.metrics.nll(here, y),
+                "auc": vsd.metrics.auroc(-here.entropy, -there.entropy),
+                "auc_mi": vsd.metrics.auroc(-here.mutual_information, -there.mutual_information),
+            }
+    return found
+
+
+def linear_table() -> str:
+    """NLL in per cent above the network without noise."""
+    found = json.loads((RESULTS / "linear.json").read_text())
+    lines = ["| noise variances times " + "| NLL | OOD-AUC | by MI " * 2 + "|", "|---" * 7 + "|"]
+    for factor in FACTORS:
+        cells = []
+        for how in ("as it is", "linearised"):
+            own = found[f"{factor:g}, {how}"]
+            cells += [f"+{100 * (own['nll'] / found['MAP'] - 1):.1f} %", f"{own['auc']:.3f}", f"{own['auc_mi']:.3f}"]
+        lines.append(f"| {factor:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 # ---- results
 
 
@@ -218,7 +283,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="the folder with MNIST and FashionMNIST")
     parser.add_argument("--table", action="store_true", help="print the stored results")
+    parser.add_argument("--linear", action="store_true", help="measure our noise in the linearised network")
     arguments = parser.parse_args()
+    if arguments.linear:
+        torch.set_num_threads(1)
+        (RESULTS / "linear.json").write_text(json.dumps(linear(arguments.data), indent=1) + "\n")
+        return print(linear_table())
     if arguments.data:
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", module="laplace|curvlinops|torch.jit")
@@ -231,7 +301,7 @@ def main() -> None:
                 if missing:
                     path.write_text(json.dumps(known | run(name, seed, arguments.data, missing), indent=1))
                     print(path.name, flush=True)
-    print(table())
+    return print(table(), linear_table(), sep="\n\n")
 
 
 if __name__ == "__main__":
