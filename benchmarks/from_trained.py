@@ -3,6 +3,7 @@
     python benchmarks/from_trained.py --data FOLDER   # FOLDER/MNIST/raw and FOLDER/FashionMNIST/raw; about 40 minutes
     python benchmarks/from_trained.py --table         # from the stored results
     python benchmarks/from_trained.py --data FOLDER --linear   # Fashion-MNIST: the network and its linearisation
+    python benchmarks/from_trained.py --write PAGE    # the tables of what is there, between a page's marks
 
 MLP 784-200-200-10, tanh, dropout 0.1 in training, trained until the accuracy and the negative log-likelihood are those
 of the published row (MAP). 55,000 rows are trained on, 5,000 choose strengths and temperatures. Laplace rows need
@@ -31,6 +32,7 @@ import pyro_vsd as vsd
 
 RESULTS = Path(__file__).parent / "results" / "from_trained"
 SETS = {"mnist": vsd.datasets.mnist, "fashion": vsd.datasets.fashion_mnist}
+TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST"}
 SEEDS = range(5)
 # Options of from_trained, and for how many seeds they are tried.
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
@@ -248,7 +250,7 @@ def linear(folder: str) -> dict[str, Any]:
 def linear_table() -> str:
     """NLL in per cent above the network without noise."""
     found = json.loads((RESULTS / "linear.json").read_text())
-    lines = ["| noise variances times " + "| NLL | OOD-AUC | by MI " * 2 + "|", "|---" * 7 + "|"]
+    lines = ["| noise variances times | NLL | OOD-AUC | by MI | linearised: NLL | OOD-AUC | by MI |", "|---" * 7 + "|"]
     for factor in FACTORS:
         cells = []
         for how in ("as it is", "linearised"):
@@ -267,7 +269,7 @@ def table() -> str:
         stored = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{name}_*.json"))]
         if not stored:
             continue
-        lines += ["", f"{name}, {len(stored)} seeds", ""]
+        lines += [*[""] * bool(lines), f"{TITLES[name]}, {len(stored)} seeds:", ""]
         lines += ["| | accuracy | NLL | ECE | rotated | OOD-AUC | by MI | seconds |", "|---" * 8 + "|"]
         for label in labels(0):
             cells = []
@@ -279,12 +281,24 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def write(page: Path) -> None:
+    """Replaces the tables between the page's marks."""
+    text = page.read_text(encoding="utf-8")
+    for mark, made in (("table", table()), ("linear", linear_table())):
+        before, _, rest = text.partition(f"<!-- {mark} -->\n")
+        text = f"{before}<!-- {mark} -->\n{made}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    page.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="the folder with MNIST and FashionMNIST")
     parser.add_argument("--table", action="store_true", help="print the stored results")
     parser.add_argument("--linear", action="store_true", help="measure our noise in the linearised network")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     arguments = parser.parse_args()
+    if arguments.write:
+        return write(arguments.write)
     if arguments.linear:
         torch.set_num_threads(1)
         (RESULTS / "linear.json").write_text(json.dumps(linear(arguments.data), indent=1) + "\n")
