@@ -148,7 +148,7 @@ class Task:
     :ivar epochs: passes over the training rows.
     :ivar rate: where the cosine starts: that of ``vsd.fit`` for so many rows.
     :ivar rows: how many test images are shifted, and how many out-of-distribution images there are.
-    :ivar stacked: how many held-out rows ensembles are stacked with.
+    :ivar stacked: how many held-out rows ensembles are stacked with, and ``from_trained`` chooses with.
     :ivar tested: how many test images are predicted as they are.
     :ivar plain: plain networks there are, to count in deep ensembles.
     :ivar refit: whether networks are trained again on all rows after the choices.
@@ -388,7 +388,8 @@ def structured_dropout(**options: Any) -> Method:
 def from_trained(split: Split) -> tuple[Predict, dict[str, Any]]:
     net = split.without_held_out[1]
     net = vsd.nn.bayesianize(net, include=split.task.noise)
-    model, guide = vsd.from_trained(net, split.rest, split.held_out, seed=split.seed, progress=False)
+    held_out = split.held_out[: split.task.stacked]
+    model, guide = vsd.from_trained(net, split.rest, held_out, seed=split.seed, progress=False)
     return lambda x: vsd.predict(model, guide, x, num_samples=split.task.samples, seed=0, batch_size=AT_ONCE), {}
 
 

@@ -124,6 +124,8 @@ class _Estimator(BaseEstimator):
             kept, held_out = self._split(len(data[0]), split_seed, strata)
             train, validation = (data[0][kept], data[1][kept]), (data[0][held_out], data[1][held_out])
             weights = None if weights is None else weights[kept]
+        if self.kl_weight is None:
+            raise ValueError("kl_weight=None is a plain member of an ensemble. With members=1 give a number or 'auto'.")
         rows = len(train[0])
         model = make(rows)
         guide = VSDGuide(model, num_reflections=self.num_reflections)
@@ -278,8 +280,8 @@ class VSDRegressor(RegressorMixin, _Estimator):
     :param kl_weight: see :class:`~pyro_vsd.infer.VSD_ELBO`; for an ensemble one of each member. ``"auto"`` is 1 for a
         single network, and the ensemble's default for an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
-    :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows; of an ensemble see
-        :meth:`Ensemble.fit <pyro_vsd.Ensemble.fit>`.
+    :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows. An ensemble has
+        the lengths of :meth:`Ensemble.fit <pyro_vsd.Ensemble.fit>`, and held-out rows choose.
     :param batch_size: rows in a batch; ``"auto"`` takes a fifth of the rows, and between 8 and 200, or 100 for
         20,000 rows and more.
     :param num_samples: sampled networks for predictions.

@@ -157,7 +157,8 @@ def best_variances(A: Tensor, vectors: Tensor, strength: float) -> Tensor:
     """
     A, c = _checked(A, strength)
     U = dense(compact_wy(vectors.to(A)))
-    squares, a = U.square(), (U * (A @ U)).sum(0) / c
+    # curvatures in float32 are positive semidefinite to rounding alone
+    squares, a = U.square(), ((U * (A @ U)).sum(0) / c).clamp(min=_LARGEST**-2)
     alpha = 2 / (a * (1 + (1 + 4 / a).sqrt()))  # the optimum without reflections
     for _ in range(_ITERATIONS if len(vectors) else 0):
         alpha = 1 / (a + squares.mT @ (1 / (1 + squares @ alpha)))

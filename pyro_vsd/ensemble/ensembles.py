@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyro_vsd.infer import predict
 from pyro_vsd.prediction import Prediction, RegressionPrediction, Stacking, mixture, stack
 from pyro_vsd.prediction.stacking import FEWEST_FOR_WEIGHTS, with_factor
 from pyro_vsd.training.checkpoint import check_rng_state, read_archive, to_plain, write_archive
-from pyro_vsd.training.data import Batches, all_rows, arguments, inputs_and_target
+from pyro_vsd.training.data import Batches, all_rows, arguments, checksum, inputs_and_target
 from pyro_vsd.training.distributed import Group
 from pyro_vsd.training.fitting import Checkpoint, interrupts
 from pyro_vsd.training.history import History
@@ -123,6 +123,8 @@ class Ensemble:
         Members are trained without the held-out rows, once for each number of ``epochs``, and the best mixture is kept.
         With ``refit`` they are then trained again, on all rows. Adam's rate falls to zero along a cosine. Ctrl-C ends
         training after the current step, saves the checkpoint and returns; ``history.stopped`` is then ``"interrupt"``.
+        If a mixture has been fitted by then, the ensemble is the best one so far; else its members are as far as they
+        came.
 
         Under ``torchrun``, after ``torch.distributed.init_process_group()``, all processes call ``fit`` with the same
         arguments. Each trains its share of the members, and all have the whole ensemble at the end.
@@ -130,22 +132,25 @@ class Ensemble:
         :param data: tensors ``(x, y)`` and all else that :func:`~pyro_vsd.fit` takes. The rows of a ``Dataset`` or a
             ``DataLoader`` are read once and kept in memory.
         :param validation: the share of rows to hold out; or rows of their own; or ``None``: equal weights, and members
-            as trained. With fewer than 50 held-out rows the weights are equal.
+            as trained. With fewer than 50 held-out rows the weights are equal, with fewer than 10 the members are as
+            trained.
         :param epochs: passes over the data, or several numbers, of which held-out rows choose one. By default 3,000 or
             9,000 steps for up to 1,000 rows, and 9,000 or more for more than 2,250; in between the first number grows.
-            With fewer than 50 held-out rows it is the first.
+            With fewer than 50 held-out rows it takes the first of these.
         :param lr: Adam's rate at the start; by default 0.01, and 0.001 for 20,000 rows and more.
         :param batch_size: most rows in a batch; by default a fifth of the rows, and between 8 and 200, or
             100 for 20,000 rows and more.
         :param refit: whether to train again on all rows, those of ``validation`` included, with the weights kept.
         :param checkpoint: a path or a :class:`~pyro_vsd.training.Checkpoint`. If the file exists, training continues
-            from it, on the CPU bit for bit.
+            from it, on the CPU bit for bit. Other data or other options raise an error.
         :param progress: a progress bar; by default only in a terminal.
         :returns: the ensemble.
         """
-        given = [] if epochs is None else list(epochs) if isinstance(epochs, Sequence) else [epochs]
+        given = [] if epochs is None else list(epochs) if isinstance(epochs, Iterable) else [epochs]
         for number in given:
             check_integer("epochs", number, 1)
+        if epochs is not None and not given:
+            raise ValueError("epochs is empty. Give a number, several to choose from, or None.")
         if len(given) > 1 and validation is None:
             raise ValueError("epochs: held-out rows choose one of several numbers, and validation=None has none.")
         if batch_size is not None:
@@ -163,7 +168,7 @@ class Ensemble:
         lengths = given or auto_lengths(num_rows(train), batches.num_steps() or 1)
         if not given and (held_out is None or num_rows(held_out) < FEWEST_FOR_WEIGHTS):
             lengths = lengths[:1]
-        self.history, self.stacking = History(), Stacking.equal(len(self))
+        self.history, self.stacking, self.epochs = History(), Stacking.equal(len(self)), None
         saved = None
         if checkpoint is not None and checkpoint.resume and os.path.exists(checkpoint.path):
             saved = checkpoint.path
@@ -297,7 +302,8 @@ class Ensemble:
 
     def state_dict(self) -> dict[str, Any]:
         """All that :meth:`predict` needs: parameters and buffers of each member, weights and factors."""
-        return {"members": states_of(self.members), "stacking": asdict(self.stacking)}
+        weights = ["schedule" if callable(weight) else weight for weight in self.kl_weight]
+        return {"members": states_of(self.members), "stacking": asdict(self.stacking), "kl_weight": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what :meth:`state_dict` gave into an ensemble that was made in the same way."""
@@ -305,6 +311,9 @@ class Ensemble:
             raise ValueError("state must be what Ensemble.state_dict() returns: a dict with 'members' and 'stacking'.")
         if len(state["members"]) != len(self):
             raise ValueError(f"state is that of {len(state['members'])} members, and this ensemble has {len(self)}.")
+        own = ["schedule" if callable(weight) else weight for weight in self.kl_weight]
+        if state.get("kl_weight", own) != own:
+            raise ValueError(f"state is that of members with kl_weight={state['kl_weight']}, and these have {own}.")
         with torch.random.fork_rng(devices=[]):
             load_states(self.members, state["members"])
         self.stacking = Stacking(**state["stacking"])
@@ -339,14 +348,18 @@ class _Fitting:
         self.progress, self.pressed, self.group = False if group.rank else progress, pressed, group
         self.runs = runs if last is None else [*runs, last]
         self.number, self.run = 0, runs[0]
-        self.chosen, self.best = 0, None if last is not None or len(runs) == 1 else states_of(ensemble.members)
+        self.chosen = 0
+        self.best: list[dict[str, Any]] | None = None  # the members whose mixture is the best so far
         self.resumed = False
         # a schedule is known by its values: the name of a function holds its address
         places = [runs[0].steps * part // 4 for part in range(5)]
         self.settings: dict[str, Any] = {
             "kl_weight": [[float(w(s)) for s in places] if callable(w) else w for w in ensemble.kl_weight],
             "seed": ensemble.seed, "lr": runs[0].lr, "processes": group.size,
-            "runs": [[run.epochs, run.batches.batch_size, run.batches.num_rows] for run in self.runs],
+            "epochs": [run.epochs for run in runs], "refit": last is not None,
+            "batch_size": runs[0].batches.batch_size, "rows": runs[0].batches.num_rows,
+            "held-out rows": 0 if held_out is None else num_rows(held_out),
+            "checksum of the data": checkpoint and checksum((runs[0].batches.data, held_out)),
         }  # fmt: skip
 
     def train(self) -> None:
@@ -366,12 +379,13 @@ class _Fitting:
                 self._share()
                 if not finished:
                     ensemble.history.stopped = "interrupt"
-                    return
+                    break
                 if self.held_out is not None:
                     self._stack()
-        if self.best is not None and self.chosen < len(self.runs) - 1:
+        if self.best is not None and (self.last is None or not finished):
             load_states(ensemble.members, self.best)
-        ensemble.epochs = self.runs[self.chosen].epochs
+        if finished or self.best is not None:
+            ensemble.epochs = self.runs[self.chosen].epochs
 
     def _total(self) -> int:
         return sum(run.steps for run in self.runs)
@@ -429,9 +443,7 @@ class _Fitting:
             return
         stacking = self.group.same(stack(found, y))
         if not self.number or stacking.after > ensemble.stacking.after:
-            ensemble.stacking, self.chosen = stacking, self.number
-            if self.best is not None:
-                self.best = states_of(ensemble.members)
+            ensemble.stacking, self.chosen, self.best = stacking, self.number, states_of(ensemble.members)
         if self.number < len(self.candidates) - 1:
             return
         if self.last is not None:

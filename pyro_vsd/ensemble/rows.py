@@ -110,6 +110,11 @@ def _check_held_out(rows: Rows, held_out: Rows, labels: Tensor | None) -> None:
         missing = sorted(set(labels.tolist()) - set(split_target(held_out)[1].tolist()))
         if missing:
             raise ValueError(f"validation has no row with the labels {missing}, which data has. Add some of each.")
+    y = split_target(held_out)[1]
+    if isinstance(y, Tensor) and not bool(y.isfinite().all()):
+        raise ValueError("validation has targets that are not finite. Leave these rows out.")
     twice, number = num_known(rows, held_out), num_rows(held_out)
     if twice > number / 2:  # a few rows may well be equal by chance
-        raise ValueError(f"validation: {twice} of its {number} rows are training rows. Hold them out of data.")
+        raise ValueError(
+            f"validation: {twice} of its {number} rows are equal to rows of data. Hold them out, or give a share."
+        )

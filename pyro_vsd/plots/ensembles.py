@@ -29,6 +29,7 @@ def members(ensemble: Any, *, names: Sequence[str] | None = None, ax: Axes | Non
     if not isinstance(stacking, Stacking):
         raise TypeError(f"ensemble must be a vsd.Ensemble or a Stacking, not a {type(ensemble).__name__}.")
     weights = getattr(ensemble, "kl_weight", range(len(stacking.weights)))
+    label = "λ of the member" if names is None and hasattr(ensemble, "kl_weight") else "member"
     if names is None:
         names = ["plain" if w is None else "schedule" if callable(w) else f"{w:.3g}" for w in weights]
     if len(names) != len(stacking.weights):
@@ -36,7 +37,6 @@ def members(ensemble: Any, *, names: Sequence[str] | None = None, ax: Axes | Non
     axes, places = new_axes(ax), range(len(names))
     axes.bar(places, array(stacking.weights), color=look(0).colour, alpha=0.6, width=0.7)
     axes.set_xticks(list(places), names)
-    label = "member" if weights is not getattr(ensemble, "kl_weight", None) else "λ of the member"
     finish(axes, label, "weight")
     if stacking.scores is not None:
         scores, style, values = axes.twinx(), look(1), array(stacking.scores)

@@ -89,7 +89,8 @@ def with_base_rate(prediction: Prediction, y: Array, share: float | None = None)
     one row added to each class.
 
     :param prediction: a prediction of numbers or classes.
-    :param y: targets of training rows, in the prediction's units: ``(N,)``, or ``(N, D)`` for D outputs.
+    :param y: targets of training rows, ``(N,)``, or ``(N, D)`` for D outputs; in the prediction's units, that is,
+        standardised if the network was trained on standardised targets.
     :param share: ε; 1/(N + 1) by default, as if one more row had been seen, and the network had not known it.
 
     >>> train, _ = vsd.datasets.cubic()
@@ -99,9 +100,11 @@ def with_base_rate(prediction: Prediction, y: Array, share: float | None = None)
     (tensor([True]), tensor([True]))
     """
     y = to_tensor(y, prediction.mean.device)
+    if not y.numel() or not bool(y.isfinite().all()):
+        raise ValueError("y must hold targets of training rows, all of them finite.")
     share = 1 / (len(y) + 1) if share is None else share
     if not 0 < share < 1:
-        raise ValueError(f"share={share} must lie between 0 and 1.")
+        raise ValueError(f"share={share} must be above 0 and below 1.")
     if isinstance(prediction, RegressionPrediction):
         outputs = prediction.mean.shape[1:]
         values = check_target(y, (len(y), *outputs)).to(prediction.mean)

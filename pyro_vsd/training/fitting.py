@@ -233,6 +233,8 @@ def fit(
         if isinstance(model, nn.Module):
             model.train()
             keep_frozen(model)
+        if getattr(guide, "calibration", None) is not None:
+            guide.calibration = None  # it was that of the parameters so far
         def set_up() -> None:
             with torch.no_grad(), batches.generators_kept():
                 device = next((p.device for p in guide.parameters()), None)

@@ -171,6 +171,14 @@ def test_best_variances_are_a_minimum():
     assert all(value(0.05 * torch.randn(8)) > lowest for _ in range(50))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_best_variances_of_a_curvature_from_few_rows(seed):
+    """It has rank 5, and in float32 eigenvalues below zero."""
+    factor = torch.randn(16, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    A = factor @ factor.mT / 5
+    assert bool(best_variances(A, leading_reflections(A, 15), 1e-3).isfinite().all())
+
+
 def test_all_reflections_are_nearly_as_good_as_any_covariance():
     A = curved()
     values = []

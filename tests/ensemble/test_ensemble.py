@@ -1,5 +1,6 @@
 """vsd.Ensemble: members, training, stacking, predictions, states."""
 
+import contextlib
 import copy
 import pickle
 import signal
@@ -384,6 +385,8 @@ def test_state_dict_goes_through_a_file(trained, tmp_path):
     assert_close(other.weights, trained.weights)
     with pytest.raises(ValueError, match="state"):
         vsd.Ensemble(cases.regressor, members=2).load_state_dict(trained.state_dict())
+    with pytest.raises(ValueError, match="state.*kl_weight"):
+        vsd.Ensemble(cases.regressor, members=3, kl_weight=1.0).load_state_dict(trained.state_dict())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["copy", "pickle"])
@@ -413,7 +416,7 @@ def test_few_held_out_rows_do_not_choose(number, lengths, monkeypatch):
     assert len(ensemble.history) == (1 if lengths == 1 else 3) + ensemble.epochs
 
 
-@pytest.mark.parametrize("epochs", [0, (3, 0), (1, 2.5), (1, 2)])
+@pytest.mark.parametrize("epochs", [0, (3, 0), (1, 2.5), (1, 2), ()])
 def test_bad_lengths(epochs):
     with pytest.raises(ValueError, match="epochs"):
         vsd.Ensemble(cases.regressor, members=1).fit(rows(), validation=None, epochs=epochs)
@@ -490,23 +493,57 @@ def test_a_checkpoint_of_a_different_run(tmp_path):
         vsd.Ensemble(cases.regressor, members=2).fit(rows(), checkpoint=path, **QUICK)
 
 
-def test_ctrl_c_saves_and_returns(tmp_path, monkeypatch):
+@pytest.mark.parametrize("validation", [0.15, (1, 2)])
+def test_a_checkpoint_is_of_its_data(validation, tmp_path):
+    options = {**QUICK, "checkpoint": tmp_path / "run"}
+    if validation != 0.15:
+        options["validation"] = rows(60, seed=1)
+    vsd.Ensemble(cases.regressor, members=2).fit(rows(), **options)
+    changed = {**options, "validation": rows(60, seed=2)} if validation != 0.15 else options
+    with pytest.raises(ValueError, match="checkpoint.*data"):
+        vsd.Ensemble(cases.regressor, members=2).fit(rows(seed=int(validation == 0.15)), **changed)
+
+
+@contextlib.contextmanager
+def pressed_after(steps, monkeypatch):
+    """Ctrl-C after so many steps."""
     from pyro_vsd.ensemble.training import Run
 
-    path, step, count = tmp_path / "run", Run._step, iter(range(1000))
+    step, count = Run._step, iter(range(10_000))
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 
     def pressing(self, args, kwargs):
         step(self, args, kwargs)
-        if next(count) == 5:
+        if next(count) == steps:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Run, "_step", pressing)
-    ensemble = vsd.Ensemble(cases.regressor, members=2).fit(rows(), checkpoint=path, **ONCE)
-    signal.signal(signal.SIGINT, handler)
-    assert ensemble.history.stopped == "interrupt"
-    assert path.exists()
+    yield
     monkeypatch.setattr(Run, "_step", step)
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(2, 40), ([2, 1], 40), ([2, 1], 60)], ids=["refit", "second", "last"])
+def test_ctrl_c_keeps_the_best_ensemble_so_far(epochs, steps, monkeypatch):
+    """Not its weights with members that have only begun to be trained anew."""
+    whole = vsd.Ensemble(cases.regressor, members=2).fit(rows(), refit=False, **{**QUICK, "epochs": 2})
+    with pressed_after(steps, monkeypatch):
+        ensemble = vsd.Ensemble(cases.regressor, members=2).fit(rows(), **{**QUICK, "epochs": epochs})
+    assert ensemble.history.stopped == "interrupt"
+    assert ensemble.epochs == 2
+    x = rows(20)[0]
+    assert_close(ensemble.predict(x, seed=0).samples, whole.predict(x, seed=0).samples)
+    assert_close(ensemble.weights, whole.weights)
+
+
+def test_ctrl_c_saves_and_returns(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    ensemble = vsd.Ensemble(cases.regressor, members=2).fit(rows(), **ONCE)
+    with pressed_after(5, monkeypatch):
+        ensemble.fit(rows(), checkpoint=path, **ONCE)
+    assert ensemble.history.stopped == "interrupt"
+    assert ensemble.epochs is None
+    assert path.exists()
     resumed = vsd.Ensemble(cases.regressor, members=2).fit(rows(), checkpoint=path, **ONCE)
     assert cases.same(numbers(resumed), numbers(vsd.Ensemble(cases.regressor, members=2).fit(rows(), **ONCE)))
 

@@ -130,6 +130,16 @@ def test_a_loader_gives_the_same():
     assert found == vsd.calibrate(model, guide, data.tensors, num_samples=10)
 
 
+def test_training_goes_on_without_the_calibration():
+    x, y = torch.randn(40, 3), torch.randn(40)
+    model = vsd.nn.Regressor(vsd.nn.bayesianize(vsd.nn.mlp([3, 4, 1])), num_data=40)
+    guide = vsd.VSDGuide(model)
+    vsd.calibrate(model, guide, (x, y), num_samples=2)
+    assert guide.calibration is not None
+    vsd.fit(model, guide, (x, y), epochs=1, progress=False)
+    assert guide.calibration is None
+
+
 def test_calibration_is_saved_with_the_guide():
     model, guide, x = classifier(60)
     found = vsd.calibrate(model, guide, (x, torch.randint(3, (60,))), num_samples=10)

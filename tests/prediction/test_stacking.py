@@ -212,10 +212,11 @@ def test_the_share_of_a_base_rate(share):
         with_base_rate(vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.ones(1)), torch.zeros(2), share)
 
 
-def test_a_base_rate_needs_targets_that_vary():
+@pytest.mark.parametrize("y", [torch.ones(5), torch.zeros(0), torch.tensor([1.0, math.nan])], ids=str)
+def test_a_base_rate_needs_targets_that_vary(y):
     prediction = vsd.RegressionPrediction.from_samples(torch.zeros(1, 2), torch.ones(1))
-    with pytest.raises(ValueError, match="y "):
-        with_base_rate(prediction, torch.ones(5))
+    with pytest.raises(ValueError, match=r"\by "):
+        with_base_rate(prediction, y)
 
 
 def test_a_base_rate_of_any_other_likelihood():
