@@ -312,7 +312,7 @@ def checksum(rows: Any) -> int:
     """A number that changes with any entry of the tensors: CRC-32 of their bytes."""
     found = 0
     for tensor in tensors_in(rows):
-        found = zlib.crc32(memoryview(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()), found)
+        found = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), found)
     return found
 
 
