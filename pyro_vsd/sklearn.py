@@ -281,7 +281,7 @@ class VSDRegressor(RegressorMixin, _Estimator):
         single network, and the ensemble's default for an ensemble.
     :param learning_rate: Adam's, at the start; it falls to zero along a cosine.
     :param epochs: passes over the data; ``"auto"`` makes 3,000 steps, more for more than 1,000 rows. An ensemble has
-        the lengths of :meth:`Ensemble.fit <pyro_vsd.Ensemble.fit>`, and held-out rows choose.
+        the lengths of :meth:`Ensemble.fit <pyro_vsd.ensemble.Ensemble.fit>`, and held-out rows choose.
     :param batch_size: rows in a batch; ``"auto"`` takes a fifth of the rows, and between 8 and 200, or 100 for
         20,000 rows and more.
     :param num_samples: sampled networks for predictions.
