@@ -523,7 +523,7 @@ def cost(task: Task, rounds: int = 3) -> dict[str, dict[str, float]]:
     which the methods take turns. A step is what a longer run costs more than a shorter one, so capturing and other
     set-up are not in it. VSD's ensemble trains twice, which is in it: two steps for each batch."""
     split = Split(task, 0, None)
-    short, long = 40, 80
+    short, long = 40, 241
 
     def plain(epochs: int, p: float = 0.0) -> None:
         train_plain(with_dropout(task.network(), p), split.train, epochs, task.rate, 3e-4, 0)
