@@ -91,12 +91,17 @@ def labels(seed: int) -> list[str]:
     return ["MAP", "temperature", *ours, *LAPLACE]
 
 
-def run(name: str, seed: int, folder: str, missing: set[str]) -> dict[str, dict[str, float]]:
+def prepared(name: str, seed: int, folder: str) -> tuple[nn.Module, Any, Any, Any, Any]:
+    """A trained network; training and validation rows; test rows of this set and of the other."""
     (data, test), (_, outside) = (SETS[n](folder, flatten=True) for n in (name, *(set(SETS) - {name})))
     torch.manual_seed(seed)
     order = torch.randperm(len(data.x))
     train, validation = ((data.x[rows], data.y[rows]) for rows in (order[:55_000], order[55_000:]))
-    net = train_network(name, *train)
+    return train_network(name, *train), train, validation, test, outside
+
+
+def run(name: str, seed: int, folder: str, missing: set[str]) -> dict[str, dict[str, float]]:
+    net, train, validation, test, outside = prepared(name, seed, folder)
 
     @torch.no_grad()
     def plain(x: Tensor) -> vsd.ClassificationPrediction:
@@ -207,12 +212,8 @@ FEW_ROWS, FEW_SAMPLES = 3000, 60
 def linear(folder: str) -> dict[str, Any]:
     """One Fashion-MNIST network: the noise of ``from_trained`` times some factors, in the network as it is and in its
     first-order expansion in the noise, with the same draws."""
-    (data, test), (_, outside) = (SETS[n](folder, flatten=True) for n in ("fashion", "mnist"))
-    torch.manual_seed(0)
-    order = torch.randperm(len(data.x))
-    train, validation = ((data.x[rows], data.y[rows]) for rows in (order[:55_000], order[55_000:]))
     with torch.enable_grad():
-        net = train_network("fashion", *train)
+        net, train, validation, test, outside = prepared("fashion", 0, folder)
         _, guide = vsd.from_trained(net, train, validation, seed=0)
     noises = [guide.noise(site) for site in guide.sites]
     inside, elsewhere, y = test.x[:FEW_ROWS], outside.x[:FEW_ROWS], test.y[:FEW_ROWS]

@@ -302,8 +302,8 @@ class Ensemble:
 
     def state_dict(self) -> dict[str, Any]:
         """All that :meth:`predict` needs: parameters and buffers of each member, weights and factors."""
-        weights = ["schedule" if callable(weight) else weight for weight in self.kl_weight]
-        return {"members": states_of(self.members), "stacking": asdict(self.stacking), "kl_weight": weights}
+        stacking = asdict(self.stacking)
+        return {"members": states_of(self.members), "stacking": stacking, "kl_weight": self._plain_weights()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what :meth:`state_dict` gave into an ensemble that was made in the same way."""
@@ -311,12 +311,16 @@ class Ensemble:
             raise ValueError("state must be what Ensemble.state_dict() returns: a dict with 'members' and 'stacking'.")
         if len(state["members"]) != len(self):
             raise ValueError(f"state is that of {len(state['members'])} members, and this ensemble has {len(self)}.")
-        own = ["schedule" if callable(weight) else weight for weight in self.kl_weight]
+        own = self._plain_weights()
         if state.get("kl_weight", own) != own:
             raise ValueError(f"state is that of members with kl_weight={state['kl_weight']}, and these have {own}.")
         with torch.random.fork_rng(devices=[]):
             load_states(self.members, state["members"])
         self.stacking = Stacking(**state["stacking"])
+
+    def _plain_weights(self) -> list[Any]:
+        """λ of each member as a state holds it."""
+        return ["schedule" if callable(weight) else weight for weight in self.kl_weight]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
