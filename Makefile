@@ -23,7 +23,7 @@ help:
 	@echo "make docs       the documentation site, in docs/_build/html"
 	@echo "make tutorials  run the tutorials and rewrite their notebooks"
 	@echo "make peers      a training step of other libraries against plain PyTorch, in .venv-peers"
-	@echo "make peers-quality  how well other libraries predict, in .venv-peers: hours; DATA= a folder with UCI_Datasets"
+	@echo "make peers-quality  how well other libraries predict, in .venv-peers: hours; DATA= a folder with the data sets"
 	@echo "make clean      remove .venv and caches"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) WORKERS=$(WORKERS) PYTEST_ARGS=$(PYTEST_ARGS) INSTALL_ARGS=$(INSTALL_ARGS)"
 
@@ -83,7 +83,8 @@ peers-quality: $(VENV_PEERS)/.ready
 	@echo "== peers-quality: predictions of other libraries; each result is stored at once"
 	PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --task digits
 	PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --cost
-	$(if $(DATA),PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --task uci --data $(DATA))
+	$(if $(DATA),for task in uci mnist cifar; do PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality \
+		--task $$task --data $(DATA) || exit 1; done)
 	PYTHONPATH=. $(VENV_PEERS)/bin/python -m benchmarks.peers.quality --write
 
 $(VENV_PEERS)/.ready: $(PEERS) constraints.txt

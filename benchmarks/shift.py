@@ -22,6 +22,7 @@ the networks that have not seen them.
 """
 
 import argparse
+import copy
 import itertools
 import json
 import math
@@ -348,6 +349,11 @@ def chosen_by(stacking: vsd.ensemble.Stacking) -> dict[str, Any]:
     return {"weights": stacking.weights.tolist(), "temperatures": stacking.factors.tolist()}
 
 
+def contiguous(net: nn.Module) -> nn.Module:
+    """The network, a copy of it, as laplace-torch needs its weights: it cannot flatten weights in channels_last."""
+    return copy.deepcopy(net).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload,no-any-return]
+
+
 def laplace(subset: str) -> Method:
     """Kronecker factors, the linearised network, the probit formula: laplace-torch's own defaults, but for the prior's
     precision. That of the largest marginal likelihood, around 2 on digits, has five times the NLL on held-out rows."""
@@ -356,7 +362,7 @@ def laplace(subset: str) -> Method:
         from laplace import Laplace
 
         def fitted(net: nn.Module, rows: Rows) -> Any:
-            found = Laplace(net, "classification", subset_of_weights=subset, hessian_structure="kron")
+            found = Laplace(contiguous(net), "classification", subset_of_weights=subset, hessian_structure="kron")
             found.fit(torch.utils.data.DataLoader(rows, batch_size=500))
             return found
 
@@ -441,6 +447,33 @@ def scores(predict: Predict, split: Split) -> dict[str, Any]:
     return found
 
 
+def mixtures(split: Split) -> list[float]:
+    """The NLL of one plain network, of a mixture of two, and so on, each at its best temperature: what
+    ``metrics.deep_ensemble_equivalent`` compares with, for methods that are measured in another process."""
+    found = [split.temperature.apply(predict_plain(net, split.test.x)) for net in split.plain]
+    number = len(found)
+    values = []
+    for size in range(1, number + 1):
+        starts = range(number if size < number else 1)
+        chosen = [vsd.ensemble.mixture([found[(start + i) % number] for i in range(size)]) for start in starts]
+        values.append(rounded(statistics.fmean(vsd.metrics.nll(mixed, split.test.y) for mixed in chosen)))
+    return values
+
+
+def equivalent(nll: float, mixtures: list[float]) -> float:
+    """How many plain networks have this NLL, as ``metrics.deep_ensemble_equivalent`` has it.
+
+    >>> equivalent(0.06, [0.10, 0.08, 0.04]), equivalent(0.2, [0.1]), equivalent(0.01, [0.1])
+    (2.5, 1.0, inf)
+    """
+    before = math.inf
+    for size, now in enumerate(mixtures, 1):
+        if now <= nll:
+            return float(size) if before == math.inf else size - 1 + (before - nll) / (before - now)
+        before = min(now, before)
+    return math.inf
+
+
 def quality(predict: Predict, split: Split) -> dict[str, Any]:
     """Metrics of the test images as they are and under each shift, and the AUROC of out-of-distribution images."""
     few = split.test[: split.task.rows]
@@ -513,6 +546,10 @@ def run(task: str, methods: list[str], seeds: int, folder: str | None) -> None:
             seconds, clean = time.process_time() - start, found["clean"]
             print(f"{path.name:44s} {seconds:5.0f} s  NLL {clean['nll']:.4f}  ECE {clean['ece']:.4f}  "
                   f"equivalent {found['equivalent']}", flush=True)  # fmt: skip
+        path = path_of(task, "mixtures", seed)
+        if not path.exists():
+            split = split or Split(TASKS[task], seed, folder)
+            path.write_text(json.dumps({"plain networks": mixtures(split)}) + "\n")
 
 
 # ---- cost
@@ -703,13 +740,21 @@ def differences(task: str, method: str) -> str:
     return markdown(f"{method} minus", [title for title, _, _ in columns], rows)
 
 
-def equivalents(task: str) -> dict[str, str]:
+def equivalents(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> dict[str, str]:
     """The median number of plain networks that are as good as a method."""
     most, found = TASKS[task].plain, {}
-    for method, own in stored(task).items():
-        middle = statistics.median(math.inf if r["equivalent"] is None else r["equivalent"] for r in own.values())
+    for method, own in results.items():
+        middle = statistics.median(of_plain(task, seed, result) for seed, result in own.items())
         found[method] = f"{middle:.1f}" if middle < math.inf else f"> {most}"
     return found
+
+
+def of_plain(task: str, seed: int, result: dict[str, Any]) -> float:
+    """How many plain networks are as good as a result, which another process may have measured."""
+    if "equivalent" in result:
+        return math.inf if result["equivalent"] is None else float(result["equivalent"])
+    plain = json.loads(path_of(task, "mixtures", seed).read_text())["plain networks"]
+    return equivalent(result["clean"]["nll"], plain)
 
 
 def markdown(corner: str, titles: list[str], rows: dict[str, list[str]]) -> str:
@@ -726,17 +771,18 @@ def pictures(task: str) -> list[str]:
     ]
 
 
-def figure_name(task: str, shift: str) -> str:
-    return f"shift_{task}_{shift.replace(' ', '_')}.png"
+def figure_name(task: str, shift: str, kind: str = "shift") -> str:
+    return f"{kind}_{task}_{shift.replace(' ', '_')}.png"
 
 
 def table() -> str:
     """All tables of docs/shift.md."""
     parts = []
     for name, task in TASKS.items():
-        results, price, number = stored(name), costs(name), equivalents(name)
+        results, price = stored(name), costs(name)
         if not results:
             continue
+        number = equivalents(name, results)
         seeds = max(len(own) for own in results.values())
         if name != "digits":  # whose heading is on the page
             parts += [f"## {task.title}", *pictures(name)]
@@ -813,19 +859,34 @@ def page(text: str, tables: str) -> str:
 
 
 def draw(task: str, folder: Path = FIGURES) -> list[Path]:
-    """NLL and ECE against the strength of each shift, or by its kinds: the mean over seeds."""
+    """The figures of a task's results."""
+    return draw_shifts(task, stored(task), LOOKS, "shift", folder)
+
+
+def draw_shifts(
+    task: str,
+    results: dict[str, dict[int, dict[str, Any]]],
+    looks: dict[str, tuple[str, str, str]],
+    kind: str,
+    folder: Path = FIGURES,
+) -> list[Path]:
+    """NLL and ECE against the strength of each shift, or by its kinds: the mean over seeds.
+
+    :param looks: colour, line and marker of each method.
+    :param kind: the first part of the figures' names.
+    """
     import matplotlib.pyplot as plt
 
-    results, made = stored(task), []
+    made = []
     for shift, (_, strengths) in TASKS[task].shifts.items():
         kinds = isinstance(strengths[0], str)
         figure, axes = plt.subplots(1, 2, figsize=(9.5, 5 if kinds else 4), layout="constrained")
         for axis, (metric, title) in zip(axes, {"nll": "NLL", "ece": "ECE"}.items(), strict=True):
-            for method in [m for m in LOOKS if m in results]:
+            for method in [m for m in looks if m in results]:
                 own = list(results[method].values())
                 values = [statistics.fmean(found["clean"][metric] for found in own)]
                 values += [statistics.fmean(found[shift][label(s)][metric] for found in own) for s in strengths]
-                colour, line, marker = LOOKS[method]
+                colour, line, marker = looks[method]
                 places = range(len(values)) if kinds else [0, *strengths]
                 axis.plot(places, values, color=colour, linestyle="" if kinds else line, marker=marker, markersize=4,
                           linewidth=2 if method.startswith("VSD") else 1.2, label=method)  # fmt: skip
@@ -842,7 +903,7 @@ def draw(task: str, folder: Path = FIGURES) -> list[Path]:
         axes[1].set_ylim(bottom=0)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-        path = folder / figure_name(task, shift)
+        path = folder / figure_name(task, shift, kind)
         figure.savefig(path, dpi=110)
         plt.close(figure)
         made.append(path)

@@ -1,19 +1,19 @@
 """How well other libraries predict, each used as its documentation says, beside ours: one scorer for all.
 
-    make peers-quality                                         # digits and four UCI sets, in .venv-peers; resumes
+    make peers-quality DATA=FOLDER                             # all of these, in .venv-peers; resumes
     python -m benchmarks.peers.quality --task digits           # from the root of the clone
     python -m benchmarks.peers.quality --task uci --data FOLDER    # FOLDER/UCI_Datasets
-    python -m benchmarks.peers.quality --task mnist --data FOLDER  # FOLDER/MNIST/raw and FOLDER/FashionMNIST/raw
+    python -m benchmarks.peers.quality --task mnist --data FOLDER  # or cifar: what shift.py reads
     python -m benchmarks.peers.quality --cost                  # a step and a prediction, of the plain network's
     python -m benchmarks.peers.quality --write                 # the tables of what is stored into README.md
 
-Digits and MNIST: the splits, networks, batches, numbers of steps and the scorer of ``benchmarks/shift.py``. Its stored
-results are the rows of our methods and of the baselines. UCI: published splits, one hidden layer of 50, 3,000 steps.
-A package gets the learning rate, loss and prior of its own documentation. Rows with "our rate" have the rule that
-shift.py has for its methods instead: Adam from 0.01 (MNIST: 0.001) to zero along a cosine. Where the documentation
-states no rate, they have this rule too. What it leaves to the user is chosen on 15 % of the training rows. Each (task,
-method, split) leaves a small JSON file in ``results/peers_quality``. A package that is missing or fails is named and
-skipped.
+Digits, MNIST and CIFAR-10: the splits, networks, batches, numbers of steps and samples, and the scorer of
+``benchmarks/shift.py``. Its stored results are the rows of our methods and of the baselines. UCI: published splits, one
+hidden layer of 50, 3,000 steps. A package gets the learning rate, loss and prior of its own documentation. Rows with
+"our rate" have the rule that shift.py has for its methods instead: Adam from 0.01 (MNIST and CIFAR-10: 0.001) to zero
+along a cosine. Where the documentation states no rate, they have this rule too. What it leaves to the user is chosen on
+15 % of the training rows. Each (task, method, split) leaves a small JSON file in ``results/peers_quality``. A package
+that is missing or fails is named and skipped.
 
 Each function of a method holds what a user writes, from the network to a step and a prediction.
 """
@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import functools
 import importlib.metadata
+import inspect
 import itertools
 import json
 import math
@@ -46,22 +47,24 @@ from benchmarks.peers.steps import mlp
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "peers_quality"
 PAGE = Path(__file__).resolve().parent / "README.md"
 SAMPLES = shift.TASKS["digits"].samples
-UCI = ("yacht", "boston", "energy", "concrete")
+UCI = ("yacht", "boston", "energy", "concrete", "wine", "kin8nm", "power", "naval")
+LARGER = ("mnist", "cifar")
 HIDDEN, UCI_STEPS = 50, 3000
 #: splits of a task, and the fewest of a row in the table of digits
 SPLITS, FEWEST = 5, 3
 Step = Callable[[Tensor, Tensor], float]
 #: an optimiser, a step, and a prediction: probabilities (S, N, C), or means and standard deviations (S, N, 1)
 Parts = tuple[Any, Step, Callable[[Tensor], Any]]
-Make = Callable[[tuple[int, ...], int], Parts]
+Network = Callable[[], nn.Sequential]
+Make = Callable[[Any, int], Parts]  # from a function that makes a network, or from sizes of a perceptron
 
 
 # ---- classification: what a user writes
 
 
-def plain(sizes: tuple[int, ...], num_data: int) -> Parts:
+def plain(network: Network, num_data: int) -> Parts:
     """A network without uncertainty, with the optimiser of shift.py: what a step and a prediction are compared with."""
-    net = mlp(list(sizes))
+    net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, fused=True)
 
     def step(x: Tensor, y: Tensor) -> float:
@@ -79,11 +82,11 @@ def plain(sizes: tuple[int, ...], num_data: int) -> Parts:
     return optimizer, step, predict
 
 
-def bayesian_torch(sizes: tuple[int, ...], num_data: int, kind: str, by_rows: bool = False) -> Parts:
+def bayesian_torch(network: Network, num_data: int, kind: str, by_rows: bool = False, samples: int = SAMPLES) -> Parts:
     """bayesian-torch: its README, which divides the KL by the rows of a batch; here also by all rows."""
     from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
-    net = mlp(list(sizes))
+    net = network()
     prior = {
         "prior_mu": 0.0,
         "prior_sigma": 1.0,
@@ -106,17 +109,17 @@ def bayesian_torch(sizes: tuple[int, ...], num_data: int, kind: str, by_rows: bo
     def predict(x: Tensor) -> Tensor:
         net.eval()
         with torch.no_grad():
-            probs = [net(x).softmax(-1) for _ in range(SAMPLES)]
+            probs = [net(x).softmax(-1) for _ in range(samples)]
         return torch.stack(probs)
 
     return optimizer, step, predict
 
 
-def ivon(sizes: tuple[int, ...], num_data: int, lr: float = 0.1, hess_init: float = 1.0) -> Parts:
+def ivon(network: Network, num_data: int, lr: float = 0.1, hess_init: float = 1.0, samples: int = SAMPLES) -> Parts:
     """IVON: its README, one sample in training."""
     from ivon import IVON
 
-    net = mlp(list(sizes))
+    net = network()
     optimizer = IVON(net.parameters(), lr=lr, ess=num_data, hess_init=hess_init)
 
     def step(x: Tensor, y: Tensor) -> float:
@@ -129,7 +132,7 @@ def ivon(sizes: tuple[int, ...], num_data: int, lr: float = 0.1, hess_init: floa
 
     def predict(x: Tensor) -> Tensor:
         probs = []
-        for _ in range(SAMPLES):
+        for _ in range(samples):
             with optimizer.sampled_params(), torch.no_grad():
                 probs.append(net(x).softmax(-1))
         return torch.stack(probs)
@@ -137,13 +140,17 @@ def ivon(sizes: tuple[int, ...], num_data: int, lr: float = 0.1, hess_init: floa
     return optimizer, step, predict
 
 
-def vbll(sizes: tuple[int, ...], num_data: int) -> Parts:
+def vbll(network: Network, num_data: int) -> Parts:
     """vbll: its tutorial on classification, with the clipping that its tutorials recommend."""
     from vbll import DiscClassification
 
-    a, b, c, d = sizes
-    features = nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, c), nn.ReLU())
-    last = DiscClassification(c, d, regularization_weight=1 / num_data, parameterization="diagonal")
+    *layers, linear = network()
+    features, last = (
+        nn.Sequential(*layers),
+        DiscClassification(
+            linear.in_features, linear.out_features, regularization_weight=1 / num_data, parameterization="diagonal"
+        ),
+    )
     groups = [{"params": features.parameters()}, {"params": last.parameters(), "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, weight_decay=1e-4)
     parameters = [*features.parameters(), *last.parameters()]
@@ -164,13 +171,13 @@ def vbll(sizes: tuple[int, ...], num_data: int) -> Parts:
     return optimizer, step, predict
 
 
-def torch_uncertainty(sizes: tuple[int, ...], num_data: int) -> Parts:
+def torch_uncertainty(sizes: tuple[int, ...], num_data: int, samples: int = SAMPLES) -> Parts:
     """torch-uncertainty: its tutorial on Bayesian networks, with its loss and without its Lightning trainer."""
     from torch_uncertainty.losses import ELBOLoss
     from torch_uncertainty.models.mlp import bayesian_mlp
 
     a, b, c, d = sizes
-    net = bayesian_mlp(in_features=a, num_outputs=d, hidden_dims=[b, c], num_samples=SAMPLES)
+    net = bayesian_mlp(in_features=a, num_outputs=d, hidden_dims=[b, c], num_samples=samples)
     elbo = ELBOLoss(model=net, inner_loss=nn.CrossEntropyLoss(), kl_weight=1 / 10000, num_samples=3)
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-2)
 
@@ -185,12 +192,12 @@ def torch_uncertainty(sizes: tuple[int, ...], num_data: int) -> Parts:
         net.eval()
         with torch.no_grad():
             probs = net(x).softmax(-1)
-        return probs.reshape(SAMPLES, len(x), -1)
+        return probs.reshape(samples, len(x), -1)
 
     return optimizer, step, predict
 
 
-def blitz(sizes: tuple[int, ...], num_data: int) -> Parts:
+def blitz(sizes: tuple[int, ...], num_data: int, samples: int = SAMPLES) -> Parts:
     """blitz: its README and its example on MNIST, with three samples in a step."""
     from blitz.modules import BayesianLinear
     from blitz.utils import variational_estimator
@@ -220,13 +227,13 @@ def blitz(sizes: tuple[int, ...], num_data: int) -> Parts:
 
     def predict(x: Tensor) -> Tensor:
         with torch.no_grad():
-            probs = [net(x).softmax(-1) for _ in range(SAMPLES)]
+            probs = [net(x).softmax(-1) for _ in range(samples)]
         return torch.stack(probs)
 
     return optimizer, step, predict
 
 
-def auto_normal(sizes: tuple[int, ...], num_data: int) -> Parts:
+def auto_normal(network: Network, num_data: int, samples: int = SAMPLES, shape: tuple[int, ...] = (64,)) -> Parts:
     """Pyro: the priors of its tutorial on modules, AutoNormal and the ELBO with KLs in closed form."""
     import pyro
     import pyro.distributions as dist
@@ -238,7 +245,7 @@ def auto_normal(sizes: tuple[int, ...], num_data: int) -> Parts:
     class Classifier(PyroModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = mlp(list(sizes))
+            self.net = network()
             to_pyro_module_(self.net)
             for layer in self.net:
                 for name, value in list(layer.named_parameters(recurse=False)):
@@ -252,7 +259,7 @@ def auto_normal(sizes: tuple[int, ...], num_data: int) -> Parts:
 
     model = Classifier()
     guide = AutoNormal(model)
-    guide(torch.zeros(1, sizes[0]), torch.zeros(1, dtype=torch.long))
+    guide(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.long))
     elbo = TraceMeanField_ELBO()(model, guide)
     optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-3)
 
@@ -264,22 +271,22 @@ def auto_normal(sizes: tuple[int, ...], num_data: int) -> Parts:
         return float(loss.item())
 
     def predict(x: Tensor) -> Tensor:
-        predictive = Predictive(model, guide=guide, num_samples=SAMPLES, return_sites=("logits",))
+        predictive = Predictive(model, guide=guide, num_samples=samples, return_sites=("logits",))
         with torch.no_grad():
             logits = predictive(x)["logits"]
-        return logits.reshape(SAMPLES, len(x), -1).softmax(-1)
+        return logits.reshape(samples, len(x), -1).softmax(-1)
 
     return optimizer, step, predict
 
 
-def structured_dropout(sizes: tuple[int, ...], num_data: int) -> Parts:
+def structured_dropout(network: Network, num_data: int) -> Parts:
     """pyro_vsd: its README, with steps of SVI; here to count its lines. The results are those of ``vsd.fit``."""
     from pyro.infer import SVI
     from pyro.optim import Adam
 
     import pyro_vsd as vsd
 
-    net = mlp(list(sizes))
+    net = network()
     model = vsd.nn.Classifier(vsd.nn.bayesianize(net), num_data=num_data)
     guide = vsd.VSDGuide(model)
     optimizer = Adam({"lr": 1e-2})
@@ -523,14 +530,17 @@ def laplace_regression(net: nn.Module, rows: Any) -> Any:
 
 
 def train(
-    make: Make, sizes: tuple[int, ...], rows: Any, epochs: int, batch: int, seed: int, rate: float | None = None
+    make: Callable[[int], Parts], rows: Any, epochs: int, batch: int, seed: int, rate: float | None = None
 ) -> Callable[[Tensor], Any]:
-    """Takes the steps, and returns what predicts. With a rate: from it down to zero along a cosine."""
+    """Takes the steps, and returns what predicts. With a rate: from it down to zero along a cosine.
+
+    :param make: from the number of rows to what it takes.
+    """
     import pyro
 
     pyro.clear_param_store()
     torch.manual_seed(seed)
-    optimizer, step, predict = make(sizes, len(rows))
+    optimizer, step, predict = make(len(rows))
     schedule = None
     if rate is not None:
         for group in optimizer.param_groups:
@@ -557,9 +567,21 @@ def seeded(predict: Callable[[Tensor], Any], x: Tensor) -> Any:
 # ---- images: methods from a split of shift.py to a prediction
 
 
-def sizes_of(task: shift.Task) -> list[int]:
+def made_for(make: Make, split: shift.Split) -> Callable[[int], Parts]:
+    """The function with the network of a task, its number of samples, and the shape of an input where it asks."""
+    task = split.task
     layers = [layer for layer in task.network() if isinstance(layer, nn.Linear)]
-    return [layers[0].in_features, *(layer.out_features for layer in layers)]
+    sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
+    own = {"samples": task.samples, "shape": split.train.x.shape[1:]}
+    own = {name: value for name, value in own.items() if name in inspect.signature(make).parameters}
+    if make in PERCEPTRONS:
+        return functools.partial(make, sizes, **own)
+    # with torch's own weights, but for convolutions, where the paper's network comes with weights of its own
+    return functools.partial(make, functools.partial(mlp, sizes) if is_perceptron(task) else task.network, **own)
+
+
+def is_perceptron(task: shift.Task) -> bool:
+    return not any(isinstance(layer, nn.Conv2d) for layer in task.network())
 
 
 def classes(predict: Callable[[Tensor], Tensor]) -> shift.Predict:
@@ -575,7 +597,7 @@ def images(make: Make, our_rate: bool = False) -> shift.Method:
 
     def method(split: shift.Split) -> tuple[shift.Predict, dict[str, Any]]:
         rate = split.task.rate if our_rate else None
-        found = train(make, sizes_of(split.task), split.data, split.epochs, shift.BATCH, split.seed, rate)
+        found = train(made_for(make, split), split.data, split.epochs, shift.BATCH, split.seed, rate)
         return classes(found), {}
 
     return method
@@ -586,8 +608,8 @@ def ivon_tuned(split: shift.Split) -> tuple[shift.Predict, dict[str, Any]]:
 
     def fitted(rows: Any, chosen: tuple[float, float]) -> shift.Predict:
         lr, hess_init = chosen
-        make = functools.partial(ivon, lr=lr, hess_init=hess_init)
-        return classes(train(make, sizes_of(split.task), rows, split.epochs, shift.BATCH, split.seed, lr))
+        make = made_for(functools.partial(ivon, lr=lr, hess_init=hess_init), split)
+        return classes(train(make, rows, split.epochs, shift.BATCH, split.seed, lr))
 
     def score(chosen: tuple[float, float]) -> float:
         return vsd.metrics.nll(fitted(split.rest, chosen)(split.held_out.x), split.held_out.y)
@@ -600,11 +622,13 @@ def laplace_of_plain(split: shift.Split) -> tuple[shift.Predict, dict[str, Any]]
     """For the plain network of shift.py, whose weight decay held-out rows have chosen."""
     import laplace as _  # noqa: F401 (before the networks are trained)
 
-    net = split.fitted(split.data, split.without_held_out[0])
+    net = shift.contiguous(split.fitted(split.data, split.without_held_out[0]))
     precision, predict = laplace_example(net, split.data)
     return classes(predict), {"prior precision": precision}
 
 
+#: what is written for perceptrons alone, since the package has layers of its own
+PERCEPTRONS = (torch_uncertainty, blitz)
 IVON_GRID = list(itertools.product((0.03, 0.1, 0.3), (0.1, 1.0)))
 FLIPOUT = functools.partial(bayesian_torch, kind="Flipout")
 REPARAMETERIZATION = functools.partial(bayesian_torch, kind="Reparameterization")
@@ -633,6 +657,7 @@ WRITTEN = {"plain": plain, "VSD": structured_dropout}
 #: rows of shift.py in the tables: baselines above the packages, ours below them
 ABOVE = ("plain", "temperature", "MC dropout", "deep ensemble of 5", "Laplace, last layer", "Laplace, all layers")
 OURS = ("VD", "VSD", "from_trained", "VSD ensemble")
+COSTS = ("step", "prediction")
 #: names in the tables, where they are not the names of the results
 TITLES = {
     "plain": "plain network",
@@ -670,7 +695,7 @@ class Table:
         """Batches of a fifth of the rows, as in ``vsd.fit``."""
         batch = min(200, max(8, len(rows) // 5))
         epochs = math.ceil(self.steps / math.ceil(len(rows) / batch))
-        return train(make, self.sizes, rows, epochs, batch, 100 * self.seed + number, rate)
+        return train(functools.partial(make, self.sizes), rows, epochs, batch, 100 * self.seed + number, rate)
 
     def tuned(self, makes: dict[Any, Make]) -> Any:
         """What the held-out rows choose among several ways to train."""
@@ -833,6 +858,11 @@ def scores_of_table(predict: Normals, table: Table) -> dict[str, float]:
     return {name: shift.rounded(function(prediction, y)) for name, function in functions.items()}
 
 
+def rows_of_images(task: str) -> dict[str, tuple[shift.Method, Callable[..., Any], str]]:
+    """The packages' rows of a task."""
+    return {n: row for n, row in IMAGES.items() if is_perceptron(shift.TASKS[task]) or row[1] not in PERCEPTRONS}
+
+
 def path_of(task: str, method: str, split: int) -> Path:
     return RESULTS / shift.path_of(task, method.strip("*"), split).name
 
@@ -843,10 +873,7 @@ def version(package: str) -> str:
 
 def run(task: str, methods: list[str], seed: int, folder: str | None, short: bool = False) -> None:
     """Measures what is not stored of a split. A short run takes few steps and stores nothing."""
-    rows: dict[str, Any] = TABLES if task in UCI else IMAGES | {
-        # what shift.py has not stored
-        name: (shift.METHODS[name], None, "pyro_vsd") for name in (*ABOVE, *OURS) if name not in shift.stored(task)
-    }  # fmt: skip
+    rows: dict[str, Any] = TABLES if task in UCI else rows_of_images(task)
     elsewhere = from_ensembles(task) if task in UCI and not short else {}
     split: Any = None
     for method in [name for name in rows if not methods or name.strip("*") in methods]:
@@ -874,18 +901,18 @@ def run(task: str, methods: list[str], seed: int, folder: str | None, short: boo
         print(f"{path.name:60s} {seconds:6.0f} s  {found.get('clean', found)}", flush=True)
 
 
-def cost(task: str = "digits", rounds: int = 5, number: int = 20) -> dict[str, dict[str, float]]:
-    """A step and a prediction of all test rows, in multiples of the plain network's, as in shift.py."""
-    split = shift.Split(shift.TASKS[task], 0, None, epochs=10)
+def cost(task: str, folder: str | None, rounds: int = 5, number: int = 20) -> dict[str, dict[str, float]]:
+    """A step, and a prediction of up to 1,000 test rows, in multiples of the plain network's, as in shift.py."""
+    split = shift.Split(shift.TASKS[task], 0, folder, epochs=10 if task == "digits" else 1)
     batches = list(split.train.batches(shift.BATCH))[:10]
     found: dict[str, Callable[..., Parts]] = {"plain": plain} | {
-        name: function for name, (_, function, _) in IMAGES.items()
+        name: function for name, (_, function, _) in rows_of_images(task).items()
         if not name.startswith("laplace") and not name.endswith(("our rate", "tuned", "all rows"))
     }  # fmt: skip
     parts: dict[str, Parts] = {}
     for name, make in found.items():
         try:
-            parts[name] = make(sizes_of(split.task), len(split.train))
+            parts[name] = made_for(make, split)(len(split.train))
         except ImportError as error:
             print(f"{name}: left out, {error}")
 
@@ -903,7 +930,7 @@ def cost(task: str = "digits", rounds: int = 5, number: int = 20) -> dict[str, d
         if name.startswith("laplace"):
             with contextlib.suppress(ImportError):
                 predictors[name], takes[name] = method(split)[0], 1.0
-    costs = shift.medians(predictors, lambda predict: shift.seconds(predict, split.test.x, 0.1), rounds)
+    costs = shift.medians(predictors, lambda predict: shift.seconds(predict, split.test.x[:1000], 0.1), rounds)
     return {n: {"step": shift.rounded(takes[n]), "prediction": shift.rounded(costs[n])} for n in predictors}
 
 
@@ -954,21 +981,23 @@ def titled(method: str, results: dict[int, Any], most: int) -> str:
 
 
 def image_columns(task: str) -> list[shift.Column]:
-    columns = [*shift.CLEAN[:3], *(shift.shifted(task) if task == "digits" else []), *shift.detected(task)[::2]]
+    columns = [*shift.CLEAN[:3], *shift.shifted(task), *shift.detected(task)[::2]]
     return [(title.replace("AUROC, ", "AUROC: "), read, form) for title, read, form in columns]
 
 
 def image_table(task: str) -> str:
     results, path = stored(task), RESULTS / f"{task}-cost.json"
-    price = shift.costs(task) | (json.loads(path.read_text()) if path.exists() else {})
-    columns, rows = image_columns(task), {}
+    price = shift.costs(task) | (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+    columns, rows, number = image_columns(task), {}, shift.equivalents(task, results)
     for method, cells in shift.rows_of(columns, results).items():
         about = price.get(method.removesuffix(", our rate").removesuffix(", tuned").removesuffix(", KL / all rows"), {})
         function = IMAGES[method][1] if method in IMAGES else WRITTEN.get(method)
-        cells.append(lines(function))
-        cells += [shift.times(about[key]) if key in about else "" for key in ("step", "prediction")]
+        cells += [number[method], lines(function)]
+        cells += [shift.times(about[key]) if key in about else "" for key in COSTS if price]
         rows[titled(method, results[method], len(results["VSD"]))] = cells
-    return shift.markdown("", [title for title, _, _ in columns] + ["lines", "step", "prediction"], rows)
+    return shift.markdown(
+        "", [title for title, _, _ in columns] + ["equivalent", "lines", *(COSTS if price else ())], rows
+    )
 
 
 def image_differences(task: str) -> str:
@@ -1009,25 +1038,68 @@ def mean_ranks() -> str:
     return shift.markdown("", ["rank by NLL", "rank by RMSE"], rows)
 
 
+def heading(task: str) -> str:
+    seeds = max(len(own) for own in stored(task).values())
+    about = shift.TASKS[task]
+    return f"{about.title}, {about.epochs} epochs, {seeds} seed{'s' * (seeds > 1)}"
+
+
+#: colour, line and marker of what is in a figure: of each package the better row
+LOOKS = {
+    "plain": ("#555555", "-", "."),
+    "MC dropout": ("#999999", "--", "s"),
+    "deep ensemble of 5": ("#999999", "-", "^"),
+    "Laplace, last layer": ("#CC79A7", "-", "v"),
+    "IVON, tuned": ("#009E73", "-", "<"),
+    "vbll, our rate": ("#E69F00", "-", ">"),
+    "bayesian-torch, Flipout": ("#56B4E9", "-", "D"),
+    "Pyro AutoNormal": ("#8C564B", "-", "p"),
+    "torch-uncertainty": ("#BCBD22", "--", "x"),
+    "blitz": ("#9467BD", ":", "+"),
+    "VSD": ("#0072B2", "-", "o"),
+    "VSD ensemble": ("#D55E00", "-", "o"),
+}
+
+
+def figures(folder: Path = shift.FIGURES) -> list[Path]:
+    """NLL and ECE under shift of the packages, ours and the baselines."""
+    return [
+        path
+        for task in ("digits", *LARGER)
+        if (found := stored(task))
+        for path in shift.draw_shifts(task, found, LOOKS, "peers", folder)
+    ]
+
+
+def pictures(task: str) -> list[str]:
+    """The figures of a task, as the page shows them."""
+    title = shift.TASKS[task].title
+    return [
+        f"![{title}: NLL and calibration error of all libraries, {name}]"
+        f"(../../docs/figures/{shift.figure_name(task, name, 'peers')})"
+        for name in shift.TASKS[task].shifts
+    ]
+
+
 def tables() -> str:
     """The second part of README.md."""
     parts = []
     if stored("digits"):
-        parts += [f"**Digits, {SPLITS} splits**", image_table("digits")]
+        parts += [f"**Digits, {SPLITS} splits**", *pictures("digits"), image_table("digits")]
         parts += ["**Digits: paired differences**", image_differences("digits")]
     if any(stored(task) for task in UCI):
         parts += ["**UCI: NLL** (number of splits)", uci_table("log_likelihood", -1, ".3f")]
         parts += ["**UCI: RMSE**", uci_table("rmse", 1, ".3f")]
         parts += ["**UCI: share of targets in the 95 % interval**", uci_table("coverage", 1, ".2f")]
         parts += ["**UCI: mean rank**", mean_ranks()]
-    if stored("mnist"):
-        parts += ["**MNIST, 784-400-400-10, 10 epochs, one seed**", image_table("mnist")]
+    for task in [task for task in LARGER if stored(task)]:
+        parts += [f"**{heading(task)}**", *pictures(task), image_table(task)]
     return "\n\n".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["digits", "uci", "mnist", *UCI], default="digits")
+    parser.add_argument("--task", choices=["digits", "uci", *LARGER, *UCI], default="digits")
     parser.add_argument("--data", help="the folder with UCI_Datasets, MNIST and FashionMNIST")
     parser.add_argument("--splits", type=int, help="five, and one of MNIST, if not given")
     parser.add_argument("--methods", nargs="*", default=[], help="rows of the tables; all if not given")
@@ -1039,14 +1111,15 @@ def main() -> None:
     warnings.filterwarnings("ignore")  # of the packages, which are many
     RESULTS.mkdir(parents=True, exist_ok=True)
     if options.cost:
-        text = json.dumps(cost(), indent=1) + "\n"
-        (RESULTS / "digits-cost.json").write_text(text)
+        text = json.dumps(cost(options.task, options.data), indent=1) + "\n"
+        (RESULTS / f"{options.task}-cost.json").write_text(text, encoding="utf-8")
         print(text)
     elif not options.write:
-        for split in range(options.splits or (1 if options.task == "mnist" else SPLITS)):
+        for split in range(options.splits or (1 if options.task in LARGER else SPLITS)):
             for task in UCI if options.task == "uci" else (options.task,):
                 run(task, options.methods, split, options.data, options.short)
     if options.write:
+        figures()
         PAGE.write_text(shift.page(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
 
 
