@@ -105,8 +105,11 @@ def test_the_same_as_by_hand(tmp_path):
 
 
 def test_parameters_exist_before_the_first_batch():
-    groups = module().configure_optimizers().param_groups
-    assert [group["name"] for group in groups] == ["theta", "log_alpha", "vectors", "model"]
+    found = module()
+    (group,) = found.configure_optimizers().param_groups
+    wanted = [p for part in found.guide.parameter_groups() for p in part["params"]]
+    assert wanted
+    assert list(map(id, group["params"])) == list(map(id, wanted))
 
 
 @pytest.mark.parametrize("kind", ["class", "function", "instance"])

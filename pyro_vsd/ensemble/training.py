@@ -101,7 +101,7 @@ class Run:
         fused = True if self.device.type in ("cpu", "cuda") else None
         self.optimizer = torch.optim.Adam(parameters, lr=self.lr, fused=fused)
 
-    def _steps_to_come(self, rows: int) -> int:
+    def _steps_to_come(self, rows: int | None) -> int:
         return (self.epochs - self.epoch) * self.batches.num_batches(rows)
 
     @property

@@ -47,10 +47,11 @@ _COMPILED = {torch.float64: 1e-6, torch.float32: 5e-2}
 _SMALL = 1e-3
 # A compilation is expected to take so many seconds, and to save this share of a step of captured operators.
 _COMPILATION, _SAVED = 20.0, 0.15
-# Capturing takes less than a second and saves one to two milliseconds of an eager step.
-_CAPTURE_STEPS = 500
-# Evaluations behind a time.
-_TIMED = 5
+# Capturing takes less than a second and saves two milliseconds of an eager step: it pays from so many steps of a run
+# on, and for one of several sizes of batches from this share of them.
+_CAPTURE_STEPS, _OF_ONE_SIZE = 500, 0.4
+# Evaluations behind a time, after those in which TorchScript optimises.
+_TIMED, _WARM = 5, 2
 _TOO_FEW = "too few steps are to come for a compilation to pay"
 _MODES = ("compile", "capture")
 
@@ -156,15 +157,16 @@ class CompiledLoss:
     """A loss and its gradients as compiled programs, one for each shape and mode of the batches.
 
     :param loss: the module form of an ELBO.
-    :param steps: how many batches of so many rows are to come. Where it is given, only what pays is compiled; with
-        fewer steps the captured operators are run as they are, without Pyro, which gives the eager numbers bit for bit.
+    :param steps: how many batches of so many rows, or of any size (``None``), are to come. Where it is given, only what
+        pays is compiled; with fewer steps the captured operators are run as they are, without Pyro, which gives the
+        eager numbers bit for bit.
     :param mode: where ``steps`` is not given: ``"compile"`` or ``"capture"``.
     :ivar reason: why the last call was not compiled, or ``None``.
     :ivar choices: what is done with batches of so many rows: ``"compiled"``, ``"captured"`` or ``"eager"``.
     :ivar announce: gets a line of text before each compilation; by default it goes to a terminal's standard error.
     """
 
-    def __init__(self, loss: nn.Module, steps: Callable[[int], int] | None = None, mode: str = "compile"):
+    def __init__(self, loss: nn.Module, steps: Callable[[int | None], int] | None = None, mode: str = "compile"):
         self.loss: Any = loss
         self.elbo: Any = loss.elbo
         self.steps, self.mode = steps, mode
@@ -292,8 +294,8 @@ class CompiledLoss:
             found, found_loss = expected, loss
             _put_pieces(self.elbo, expected.pieces)
             found.put_back()
-        for other in fitting:
-            other.refresh()
+        for other in [*fitting, *([program] if reason is None and program is not None else [])]:
+            other.refresh()  # the evaluations here have moved counters of the model's own
         found.gradients_times(share, before.gradients)
         return found_loss
 
@@ -303,7 +305,7 @@ class CompiledLoss:
             self.loss.guide.setup(*args, **kwargs)
         if self.steps is not None:
             rows = _rows(tensors)
-            if rows not in self.choices and self.steps(rows) <= _CAPTURE_STEPS:
+            if rows not in self.choices and min(self.steps(None), self.steps(rows) / _OF_ONE_SIZE) <= _CAPTURE_STEPS:
                 self.choices[rows] = "eager"
             if self.choices.get(rows) == "eager":
                 self._refused[key] = _TOO_FEW
@@ -327,14 +329,14 @@ class CompiledLoss:
         """Seconds of an evaluation, which leaves nothing behind."""
         parameters = [p for p in self.loss.parameters() if p.requires_grad]
         state, seconds = _State(self.loss, parameters), []
-        for _ in range(_TIMED):
+        for _ in range(_WARM + _TIMED):
             start = time.perf_counter()
             self.eager(args, kwargs) if program is None else program.backward(tensors, self._weight(), 1.0)
             seconds.append(time.perf_counter() - start)
             state.put_back()
         for p, gradient in zip(parameters, state.gradients, strict=True):
             p.grad = gradient
-        return statistics.median(seconds)
+        return statistics.median(seconds[_WARM:])
 
     def _race(self, key: Any, program: "Program", args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         """Leaves a program that is no faster than the eager loss."""

@@ -146,13 +146,15 @@ class Batches:
         except TypeError:
             return None
 
-    def num_batches(self, rows: int, accumulate: int = 1) -> int:
-        """How many batches of a pass in one process have so many rows, as far as that is known.
+    def num_batches(self, rows: int | None = None, accumulate: int = 1) -> int:
+        """How many batches of a pass in one process have so many rows, or any number, as far as that is known.
 
         >>> batches = Batches((torch.arange(7.0), torch.arange(7)), batch_size=3)
-        >>> batches.num_batches(3), batches.num_batches(2)
-        (1, 2)
+        >>> batches.num_batches(3), batches.num_batches(2), batches.num_batches()
+        (1, 2, 3)
         """
+        if rows is None:
+            return (self.num_steps(accumulate) or 1) * accumulate
         if self.is_loader:
             return max((self.num_steps() or 0) - 1, 1) if rows == self.batch_size else 1
         sizes = Counter(part.stop - part.start for part in split_rows(self.num_rows, self.batch_size * accumulate))

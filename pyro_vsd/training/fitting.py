@@ -338,9 +338,10 @@ def make_optimizer(
             groups = guide.parameter_groups(lr=rate)
         else:
             groups = [{"params": list(elbo(model, guide).parameters()), "lr": rate}]
-        if optimizer is None:  # one pass over all parameters, where torch has one
-            devices = {p.device.type for group in groups for p in group["params"]}
-            return torch.optim.Adam(groups, fused=True if devices <= {"cpu", "cuda"} else None)
+        if optimizer is None:  # one group, and one pass over all parameters where torch has one
+            parameters = [p for group in groups for p in group["params"]]
+            devices = {p.device.type for p in parameters}
+            return torch.optim.Adam(parameters, lr=rate, fused=True if devices <= {"cpu", "cuda"} else None)
         if lr is None:  # those of a group would override the function's own
             groups = [{k: v for k, v in group.items() if k != "lr"} for group in groups]
         optimizer = optimizer(groups)
@@ -476,8 +477,8 @@ class _Run:
         self.epoch_start: Any = None  # generators as they were when the epoch began
         self.saved: Any = None  # epoch and steps of the last save
 
-    def _steps_to_come(self, rows: int) -> int:
-        """How many batches of this size are to come."""
+    def _steps_to_come(self, rows: int | None) -> int:
+        """How many batches of this size, or of any, are to come."""
         per_epoch = self.batches.num_batches(rows, self.accumulate)
         return (self.epochs - self.epoch) * per_epoch
 

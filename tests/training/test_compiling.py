@@ -1,6 +1,7 @@
 """The compiled step. Most tests run the captured graph as it is; those marked slow generate code."""
 
 import random
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -646,6 +647,54 @@ def test_a_short_run_is_not_captured(monkeypatch):
 
     monkeypatch.setattr(compiling, "Program", never)
     fitted("auto")
+
+
+def programs(monkeypatch, rows, epochs, **options):
+    """How many rows the programs of a run with batches of up to ten rows were made for."""
+    made = []
+    init = compiling.Program.__init__
+
+    def count(self, loss, args, kwargs, tensors):
+        made.append(len(tensors[0]))
+        init(self, loss, args, kwargs, tensors)
+
+    monkeypatch.setattr(compiling.Program, "__init__", count)
+    monkeypatch.setattr(compiling, "_CAPTURE_STEPS", 10)
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([3, 4, 2])), num_data=rows)
+    data = torch.randn(rows, 3), torch.arange(rows) % 2
+    vsd.fit(model, vsd.VSDGuide(model), data, epochs=epochs, batch_size=10, seed=0, **options)
+    return made
+
+
+def test_each_size_of_batches_is_captured_once(monkeypatch):
+    measure = compiling.CompiledLoss._time
+
+    def seconds(self, args, kwargs, program=None, tensors=None):
+        measure(self, args, kwargs, program, tensors)  # its evaluations count
+        return 2.0 if program is None else 1.0
+
+    monkeypatch.setattr(compiling.CompiledLoss, "_time", seconds)
+    assert sorted(programs(monkeypatch, rows=28, epochs=6)) == [9, 10]  # one batch of ten rows in each epoch
+
+
+def test_a_size_with_few_batches_is_not_captured(monkeypatch):
+    assert programs(monkeypatch, rows=37, epochs=4) == [9]  # four batches of ten rows in all, twelve of nine
+
+
+def test_a_program_is_timed_when_it_is_warm():
+    """TorchScript optimises in its first calls."""
+    calls = []
+
+    def backward(tensors, weight, share):
+        calls.append(weight)
+        time.sleep(0.2 * (len(calls) <= 3))
+        return torch.zeros(())
+
+    model = vsd.nn.Classifier(vsd.nn.bayesianize(vsd.nn.mlp([3, 4, 2])), num_data=30)
+    guide = vsd.VSDGuide(model)
+    guide.setup(torch.randn(10, 3), torch.arange(10) % 2)
+    loss = compiling.CompiledLoss(vsd.VSD_ELBO()(model, guide))
+    assert loss._time((), {}, SimpleNamespace(backward=backward), []) < 0.1
 
 
 def timed(monkeypatch, captured, compiled, compilation=1e-3):
