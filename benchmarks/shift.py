@@ -744,17 +744,19 @@ def equivalents(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> dic
     """The median number of plain networks that are as good as a method."""
     most, found = TASKS[task].plain, {}
     for method, own in results.items():
-        middle = statistics.median(of_plain(task, seed, result) for seed, result in own.items())
-        found[method] = f"{middle:.1f}" if middle < math.inf else f"> {most}"
+        numbers = [of_plain(task, seed, result) for seed, result in own.items()]
+        known = [number for number in numbers if number is not None]
+        middle = statistics.median(known) if known else None
+        found[method] = "–" if middle is None else f"{middle:.1f}" if middle < math.inf else f"> {most}"
     return found
 
 
-def of_plain(task: str, seed: int, result: dict[str, Any]) -> float:
-    """How many plain networks are as good as a result, which another process may have measured."""
+def of_plain(task: str, seed: int, result: dict[str, Any]) -> float | None:
+    """How many plain networks are as good as a result, where mixtures of them have been measured."""
     if "equivalent" in result:
         return math.inf if result["equivalent"] is None else float(result["equivalent"])
-    plain = json.loads(path_of(task, "mixtures", seed).read_text())["plain networks"]
-    return equivalent(result["clean"]["nll"], plain)
+    path = path_of(task, "mixtures", seed)
+    return equivalent(result["clean"]["nll"], json.loads(path.read_text())["plain networks"]) if path.exists() else None
 
 
 def markdown(corner: str, titles: list[str], rows: dict[str, list[str]]) -> str:

@@ -76,6 +76,22 @@ def test_without_refit_no_network_sees_held_out_rows(method, images, monkeypatch
     assert found["clean"]["kept"] <= found["clean"]["error"]
 
 
+def test_equivalents_are_those_of_the_stored_mixtures():
+    """What another process compares with gives what ``metrics.deep_ensemble_equivalent`` gave."""
+    for seed in range(5):
+        plain = json.loads(shift.path_of("digits", "mixtures", seed).read_text())["plain networks"]
+        for method, own in shift.stored("digits").items():
+            found, stored = shift.equivalent(own[seed]["clean"]["nll"], plain), own[seed]["equivalent"]
+            assert found == pytest.approx(math.inf if stored is None else stored, rel=0.02), (method, seed)
+
+
+def test_mixtures_of_plain_networks(images):
+    torch.set_default_dtype(torch.float32)
+    found = shift.mixtures(images)
+    assert len(found) == len(images.plain) == 5
+    assert found[4] < found[0]
+
+
 def test_dropout_is_in_front_of_linear_layers():
     net = shift.with_dropout(shift.TASKS["cifar"].network(), 0.5)
     names = [name for name, _ in net.named_children()]
