@@ -807,11 +807,11 @@ def table() -> str:
 
 
 README_ROWS = {
-    "plain, no weight decay": "plain network",
-    "plain": "plain, weight decay tuned",
+    "plain, no weight decay": "plain network, no weight decay",
+    "plain": "plain network, weight decay tuned",
     "MC dropout": "MC dropout, p tuned",
     "deep ensemble of 5": "deep ensemble of 5",
-    "Laplace, all layers": "Laplace, prior tuned",
+    "Laplace, last layer": "Laplace, last layer, prior tuned",
     "VSD": "**VSD**",
     "VSD ensemble": "**VSD ensemble**",
 }
