@@ -131,6 +131,12 @@ def test_lines_of_prose_have_at_most_120_characters(page):
     assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_line_begins_with_a_per_cent_sign(page):
+    """The site takes such a line for a comment and leaves it out."""
+    assert not re.findall(r"^ *% .*", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_code_fit_a_window_of_1300_pixels(page):
     text = page.read_text(encoding="utf-8")
