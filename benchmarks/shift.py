@@ -1,7 +1,7 @@
 """Predictions under shift: VSD beside other ways to uncertainty, on images that training has not seen the like of.
 
     python -m benchmarks.shift                                       # digits, five random splits: about ten minutes
-    python -m benchmarks.shift --task mnist --data FOLDER --seeds 1  # or fashion; a quarter of an hour a seed
+    python -m benchmarks.shift --task mnist --data FOLDER --seeds 1  # or fashion; twenty minutes a seed
     python -m benchmarks.shift --task cifar --data FOLDER --seeds 1  # half an hour a seed
     python -m benchmarks.shift --cost                # digits: what a training step and a prediction cost
     python -m benchmarks.shift --table               # from the stored results

@@ -61,6 +61,19 @@ def test_lines_are_those_of_a_user():
     assert all(steps.num_lines(function) >= 5 for function in made if function is not None)
 
 
+def test_figures_are_drawn_from_results(tmp_path):
+    pytest.importorskip("matplotlib")
+    made = quality.figures(tmp_path)
+    assert {path.name for path in made} == {path.name for path in shift.FIGURES.glob("peers_*.png")}
+    assert all(path.stat().st_size > 10_000 for path in made)
+    assert all(path.name in quality.PAGE.read_text(encoding="utf-8") for path in made)
+
+
+def test_packages_with_layers_of_their_own_are_not_on_convolutions():
+    names = quality.rows_of_images("cifar")
+    assert set(quality.IMAGES) - set(names) == {name for name in quality.IMAGES if name.startswith(("torch-", "blitz"))}
+
+
 def test_other_packages_are_imported_inside_functions():
     source = inspect.getsource(quality)
     for package in ("ivon", "laplace", "vbll", "blitz", "bayesian_torch", "torch_uncertainty"):
