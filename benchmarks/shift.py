@@ -764,11 +764,15 @@ def markdown(corner: str, titles: list[str], rows: dict[str, list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def pictures(task: str) -> list[str]:
-    """The figures of a task, as the page shows them."""
+def pictures(task: str, of: str = "methods", kind: str = "shift", folder: str = "figures") -> list[str]:
+    """The figures of a task, as a page shows them.
+
+    :param of: what they compare. :param kind: the first part of their names. :param folder: where they are, from the
+        page.
+    """
     title = TASKS[task].title
     return [
-        f"![{title}: NLL and calibration error of all methods, {shift}](figures/{figure_name(task, shift)})"
+        f"![{title}: NLL and calibration error of all {of}, {shift}]({folder}/{figure_name(task, shift, kind)})"
         for shift in TASKS[task].shifts
     ]
 

@@ -1074,12 +1074,7 @@ def figures(folder: Path = shift.FIGURES) -> list[Path]:
 
 def pictures(task: str) -> list[str]:
     """The figures of a task, as the page shows them."""
-    title = shift.TASKS[task].title
-    return [
-        f"![{title}: NLL and calibration error of all libraries, {name}]"
-        f"(../../docs/figures/{shift.figure_name(task, name, 'peers')})"
-        for name in shift.TASKS[task].shifts
-    ]
+    return shift.pictures(task, "libraries", "peers", "../../docs/figures")
 
 
 def tables() -> str:
